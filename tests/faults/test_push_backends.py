@@ -50,6 +50,34 @@ def test_a_backend_that_is_away_costs_nothing(scenario: PushScenario) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.parametrize("scenario", [{"partitions": 1}], indirect=True)
+def test_a_member_that_comes_and_goes_does_not_repeat_a_poison_record(scenario: PushScenario) -> None:
+    """The attempts go with the partition: each process delivers the record some times, and all together six times."""
+    deliveries = []
+
+    def answer(request: Received) -> PlannedResponse:
+        poison = next((record for record in request.body if record["value"] == first), None)
+        if poison:
+            deliveries.append(poison["attempt"])
+        return PlannedResponse(fails=lambda record: record["value"] == first)
+
+    pauses = {"attempts": 6, "first_delay_seconds": 1, "max_delay_seconds": 1}
+    scenario.settings.update(ordering="partition", retry=pauses, consumer=SAME_MEMBER)
+    scenario.backend.response = answer
+    records = scenario.new(50)
+    first = records[0].value.decode() if records[0].value else ""
+    scenario.write(scenario.topic, *records)
+    for already in (0, 2, 4):
+        process = scenario.run()
+        scenario.wait_until(lambda already=already: len(deliveries) >= already + 2, "two more deliveries")  # type: ignore[misc]
+        if already < 4:
+            assert process.terminate() == 0
+    scenario.check_done()
+    assert deliveries == [1, 2, 3, 4, 5, 6]
+    assert scenario.dead_letters == 1
+    assert process.terminate() == 0
+
+
 @pytest.mark.long
 def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario) -> None:
     """A hundred single records at a time, each as slow as it likes: what commits and maps have stays ended."""

@@ -9,22 +9,38 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
+from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, Tries, decode, encode
 
 LIMIT_CHARACTERS = 4096
+TRIES = st.none() | st.builds(Tries, st.integers(1, 2**32 - 1), st.floats(allow_nan=False))
 
 
 @settings(max_examples=300, deadline=None)
-@given(base=st.integers(0, 2**62), span=st.integers(1, SPAN_OFFSETS), share=st.floats(0, 1), seed=st.integers(0, 2**32))
-@example(base=2**62, span=SPAN_OFFSETS, share=0.5, seed=1)
-@example(base=0, span=1, share=0, seed=1)
-def test_every_map_comes_back_and_fits(base: int, span: int, share: float, seed: int) -> None:
+@given(
+    base=st.integers(0, 2**62),
+    span=st.integers(1, SPAN_OFFSETS),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+    tries=TRIES,
+)
+@example(base=2**62, span=SPAN_OFFSETS, share=0.5, seed=1, tries=Tries(2**32 - 1, 1e9))
+@example(base=0, span=1, share=0, seed=1, tries=None)
+def test_every_map_comes_back_and_fits(base: int, span: int, share: float, seed: int, tries: Tries | None) -> None:
     """In any pattern the text has at most 4,096 characters, and is read as it was written."""
     chance = random.Random(seed)
     open_offsets = [base + n for n in range(span - 1) if chance.random() < share]
-    text = encode(base, base + span, open_offsets)
+    text = encode(base, base + span, open_offsets, tries)
     assert len(text) <= LIMIT_CHARACTERS
-    assert decode(text, base) == OffsetMap(base, base + span, frozenset(open_offsets))
+    assert decode(text, base) == OffsetMap(base, base + span, frozenset(open_offsets), tries)
+
+
+def test_a_map_of_an_earlier_release_is_read() -> None:
+    """Its text is still written where no record has failed, so that an earlier release reads it too."""
+    text = "SFIBAQAAAAAAAAAHAAAADRQAoK5Nng=="
+    assert (encode(7, 20, [7, 9]), decode(text, 7)) == (text, OffsetMap(7, 20, frozenset({7, 9})))
+    alone = encode(7, 7, [], Tries(3, 12.5))
+    assert decode(alone, 7) == OffsetMap(7, 7, frozenset(), Tries(3, 12.5))
+    assert decode(alone, 8) is None
 
 
 def test_one_stuck_record_costs_a_few_bytes_at_any_span() -> None:
@@ -48,10 +64,10 @@ def test_other_metadata_is_not_a_map(text: str) -> None:
     assert decode(encode(7, 20, [7, 9]), 8) is None
 
 
-@given(place=st.integers(0, 10_000), flip=st.integers(1, 255), codec=st.sampled_from([1, 7, 3000]))
-def test_a_damaged_map_is_ignored(place: int, flip: int, codec: int) -> None:
+@given(place=st.integers(0, 10_000), flip=st.integers(1, 255), codec=st.sampled_from([1, 7, 3000]), tries=TRIES)
+def test_a_damaged_map_is_ignored(place: int, flip: int, codec: int, tries: Tries | None) -> None:
     """A changed byte anywhere is found by the checksum."""
     chance = random.Random(codec)
-    data = bytearray(base64.b64decode(encode(7, 5000, [7, *sorted(chance.sample(range(8, 4999), codec))])))
+    data = bytearray(base64.b64decode(encode(7, 5000, [7, *sorted(chance.sample(range(8, 4999), codec))], tries)))
     data[place % len(data)] ^= flip
     assert decode(base64.b64encode(data).decode(), 7) is None

@@ -217,6 +217,8 @@ class Lane:
         # Records that have begun and are not completed
         self.in_flight = InFlight(context.clock)
         self.retries = RetryQueue()
+        if committed and self.tracker.tries:
+            self.retries.earlier[committed.offset] = self.tracker.tries
         self._timers = LaneTimers(context.later, lambda: offer(self))
 
     @property
@@ -238,7 +240,12 @@ class Lane:
     @property
     def to_commit(self) -> Committed | None:
         """What to commit for the partition; None until an offset is known."""
-        return self.acks.to_commit if self._context.ack_window else self.tracker.commit
+        if self._context.ack_window:
+            return self.acks.to_commit
+        of_record = self._context.delayed  # a record of a retry topic has its attempts in itself
+        return self.tracker.commit_with(
+            None if of_record else self.retries.tries_at(self.tracker.frontier, self.in_flight)
+        )
 
     @property
     def startable(self) -> bool:
@@ -305,6 +312,10 @@ class Lane:
         if context.delayed:
             delayed = context.delayed(records[0])
             return Batch(records, delayed.attempts + 1, delayed.first_failed_at)
+        if retries.earlier and (tries := retries.earlier.pop(records.offsets[0], None)):
+            if rest := records[1:]:  # they have not failed before
+                (self.put_behind if context.ordering == "partition" else self.requeue)(Batch(rest))
+            return Batch(records[:1], tries.attempts + 1, tries.first_failed_at)
         return Batch(records)
 
     def complete(self, records: RecordBatch, *, awaiting_ack: bool = False) -> None:

@@ -1,10 +1,12 @@
 """The work of one lane that has begun: deliveries in flight, work that will be tried again, and their timers."""
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from headrace.delivery.offset_map import Tries
 from headrace.delivery.pump_context import Batch, Work
 from headrace.records import Record, RecordBatch
 from headrace.runtime import Clock
@@ -117,16 +119,33 @@ class RetryQueue:
         """Whether the last work of the lane was taken from here."""
         self.failures = 0
         """How often writing dead letters failed since the last success."""
+        self.earlier: dict[int, Tries] = {}
+        """By offset: what failed before this assignment and has not begun in it, and what a drain has cleared."""
 
     def __iter__(self) -> Iterator[tuple[Work, str]]:
         """Iterate over the work, each with the reason for its pause."""
         yield from self.backing_off.values()
         yield from ((work, "") for work in (*self.due, *self.behind))
 
+    def tries_at(self, offset: int, in_flight: InFlight) -> Tries | None:
+        """Return the failures of a record, here or in flight, so that they count at its next owner."""
+        for work in itertools.chain((begun.work for begun in in_flight), (work for work, _ in self)):
+            if work.attempt > 1 and offset in work.records.offsets:
+                return tries_of(work)
+        return self.earlier.get(offset)
+
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget the work, but not how often it failed."""
+        for work, _ in self:
+            if work.attempt > 1:
+                self.earlier |= dict.fromkeys(work.records.offsets, tries_of(work))
         for waiting in (self.due, self.backing_off, self.behind):
             waiting.clear()
+
+
+def tries_of(work: Work) -> Tries:
+    """Return the failures of work; the attempt that is waiting or in flight does not count."""
+    return Tries(work.attempt - 1, work.first_failed_at)
 
 
 class LaneTimers:

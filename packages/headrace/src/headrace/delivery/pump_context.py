@@ -169,6 +169,10 @@ class DeadLetterBatch(NamedTuple):
         """Deliveries of the first record so far."""
         return self.dead_letters[0].attempts
 
+    @property
+    def first_failed_at(self) -> float:
+        return self.dead_letters[0].first_failed_at
+
 
 Work = Batch | DeadLetterBatch
 """What a worker does for a lane."""

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import compress, islice
 
-from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
+from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, Tries, decode, encode
 from headrace.records import Committed
 
 _PRUNE_RECORDS = 4096
@@ -36,7 +36,10 @@ class AckTracker:
         self._first_in_flight = 0
         self._end = 0  # of the partition, as last reported
         self._commit = self._start
-        self._earlier: OffsetMap | None = decode(committed.metadata, committed.offset) if committed else None
+        found = decode(committed.metadata, committed.offset) if committed else None
+        self.tries = found.tries if found else None
+        """Those of the record at the offset where this assignment begins, from before it."""
+        self._earlier = found if found and found.end > found.base else None
 
     @property
     def frontier(self) -> int:
@@ -71,6 +74,10 @@ class AckTracker:
     @property
     def commit(self) -> Committed | None:
         """What to commit: the offset, and the map of what is completed above it; empty if nothing is."""
+        return self.commit_with(None)
+
+    def commit_with(self, tries: Tries | None) -> Committed | None:
+        """Return what to commit, with the attempts of the first record that is not completed."""
         if self._commit is None:
             return None
         first, offsets, earlier = self._first_in_flight, self._offsets, self._earlier
@@ -81,11 +88,11 @@ class AckTracker:
         elif last_done >= 0:
             stop, end, unseen = last_done, offsets[last_done] + 1, []
         else:
-            return Committed(self._commit)
+            return Committed(self._commit, encode(self._commit, self._commit, [], tries) if tries else "")
         if end - self._commit > SPAN_OFFSETS:  # what is completed beyond the span will be delivered again
             end = self._commit + SPAN_OFFSETS
             stop, unseen = bisect_left(offsets, end), [offset for offset in unseen if offset < end]
-        return Committed(self._commit, encode(self._commit, end, self._in_flight_before(stop) + unseen))
+        return Committed(self._commit, encode(self._commit, end, self._in_flight_before(stop) + unseen, tries))
 
     def in_flight_up_to(self, offset: int) -> list[int]:
         """Return the delivered records up to this offset that are not completed, ascending."""

@@ -73,6 +73,8 @@ class ResumingLane(Lane):
         """Begin; the arguments of `Lane`, and what failed before and is not committed."""
         super().__init__(*of_lane)
         self.tried = tried
+        if tried:
+            self.retries.earlier.clear()  # this process knows more
 
     def take(self) -> Work:
         work = super().take()

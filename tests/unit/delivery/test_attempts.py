@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.outcomes import ACK, NOT_BEGUN, Delivery, Reply
+from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
-from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, HarnessDeadLetters, running
+from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, running
 
 Response = Callable[[Delivery], Sequence[Reply]]
 

@@ -43,25 +43,6 @@ async def test_a_process_of_0_2_that_has_the_partition_is_understood(harness: Co
 
 
 @staged(live)
-async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: ControlHarness, /) -> None:
-    """The first one waits for what is in flight, and its end takes away its own entry and no other.
-
-    A command for another partition does not wait for it.
-    """
-    process, pump = await harness.start_with(P0, P1)
-    pump.idle.clear()
-    first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
-    await until(lambda: process._busy)
-    second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
-    await until(lambda: len(harness.log) == 2)
-    assert (await ask(process, "skip", {P1: 5}))[1][0].outcome == "skipped"
-    pump.idle.set()
-    outcomes = [(await call)[1][0].outcome for call in (first, second)]
-    assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])
-    await until(lambda: not process.table.items("seek/"))
-
-
-@staged(live)
 async def test_what_another_process_wrote_just_before_counts(harness: ControlHarness, /) -> None:
     """Whoever pauses here and resumes there, a moment later, means what was paused."""
     process = await harness.start(FakePump(P0))

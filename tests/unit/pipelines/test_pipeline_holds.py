@@ -12,7 +12,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, TopicNotFound
 from headrace.records import TopicPartition
 from headrace_pipelines import driver_protocol
-from tests.pipeline_harness import READY, FakeDriver, Harness, Started, delayed, progress
+from tests.pipeline_harness import READY, Harness, Started, delayed, progress
 
 
 async def test_a_pipeline_is_paused_and_resumed(started: Started, tmp_path: Path) -> None:
@@ -97,28 +97,3 @@ async def test_a_pause_while_a_driver_is_being_started_ends_it(
         await harness.clock.advance(1)
         assert [driver.ended.done() for driver in harness.drivers] == [True] * len(harness.drivers)
         assert harness.state == "paused"
-
-
-@pytest.mark.parametrize("slow", ["driver", "offsets"])
-async def test_a_resume_before_a_pause_is_done_starts_the_driver_again(
-    started: Started, monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
-    """The end of the driver is then not a failure. The pause may still wait for it, or for its offsets in Kafka."""
-    async with started() as harness:
-        if slow == "driver":
-            done, stop = delayed(FakeDriver.stop)
-            monkeypatch.setattr(FakeDriver, "stop", stop)
-            await harness.report(*READY)
-        else:
-            done = harness.publish_slowly()
-        await harness.clock.settle()
-        pausing = await harness.pause_and_resume()
-        if slow == "driver":
-            done.set()
-            await pausing
-        await harness.clock.settle()
-        assert len(harness.drivers) == 2
-        await harness.report(*READY)
-        done.set()
-        await pausing
-        assert (harness.state, harness.flow["state"]) == ("running", "running")

@@ -58,15 +58,6 @@ def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = N
     return cast(Job, asyncio.run(jobs.begin(created, kind, topic, DeadLetterJobRequest(**requested), "ann")))
 
 
-@pytest.mark.parametrize(("requested", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])
-def test_what_came_back_too_often_is_kept_from_a_backend(
-    monkeypatch: pytest.MonkeyPatch, requested: dict[str, Any], limit: int | None
-) -> None:
-    """As from a topic; the last retry takes it, because nothing comes back from there."""
-    job = begun(monkeypatch, "redrive", "t.dlq", to_consumer="push", **requested)
-    assert job.spec.get("redrivesBelow") == limit
-
-
 def test_a_job_ends_where_the_topic_ended_when_it_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits, or that another process continues, must not drop what nobody has seen."""
     cluster = DeadLetterCluster()

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.dead_letter import Origin
-from headrace.errors import (
-    HeadraceError,
-    InvalidRequest,
-    KafkaError,
-    KafkaTimeout,
-    LeaseLost,
-    RecordTooLarge,
-    TransactionAborted,
-)
+from headrace.errors import HeadraceError, InvalidRequest, KafkaError, KafkaTimeout, RecordTooLarge, TransactionAborted
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Record, TopicPartition
 from headrace.runs import redrive
@@ -250,20 +242,6 @@ def test_what_is_sent_while_others_are_saved_is_saved_later() -> None:
     writer = AcknowledgedWriter(WriteContext(RedriveSpec(DLQ), completed, Tally(), AsyncMock()), AsyncMock())
     asyncio.run(saves())
     assert saved == [{0: [1]}, {0: [2]}]
-
-
-def test_a_lost_lease_ends_it_before_the_next_delivery(
-    fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was in flight is saved as ended; nothing more is sent."""
-    monkeypatch.setattr(redrive, "REPEATS_AT_MOST", 2)
-    for number in range(5):
-        fake.letter(number)
-    fake.lease_checks = 1
-    with pytest.raises(LeaseLost):
-        run(fake)
-    assert fake.values == [b"v0"]
-    assert fake.ended() == {0}
 
 
 def test_a_record_that_is_not_a_letter_is_refused_by_its_place(fake: DeadLetterCluster) -> None:

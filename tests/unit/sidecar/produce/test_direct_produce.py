@@ -102,24 +102,6 @@ async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer,
         server.kafka.producer.records = []
 
 
-async def test_requests_that_come_before_an_answer_are_answered_in_their_order(
-    server: RunningServer, direct: list[int]
-) -> None:
-    """The first needs no task, those behind it wait in the server's queue, and the next needs none again."""
-    reader, writer = await server.connect()
-    requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
-    writer.write(b"".join(requests))
-    found: list[bytes] = []
-    while len(found) < 3:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-        found += re.findall(rb"x-correlation-id: (c-\d)", head)
-        await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
-    assert found == [b"c-0", b"c-1", b"c-2"]
-    writer.write(post())
-    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-    assert direct == [200, 200]
-
-
 async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direct: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
@@ -182,17 +164,6 @@ async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> No
         assert await statuses(unreadable[:-5], behind) == [400, 200]
         assert await statuses(behind) == [400]
         assert len(server.kafka.producer.records) == 6
-
-
-async def test_a_rate_is_counted_once_for_each_request(opened: OpenServer, direct: list[int]) -> None:
-    """Whichever way serves it in the end."""
-    async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
-        assert (await server.ask(post(b"{", BEARER))).status == 400
-        assert (await server.ask(post(more=BEARER))).status == 429
-    async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
-        assert (await server.ask(post(more=BEARER))).status == 200
-        assert (await server.ask(post(more=BEARER))).status == 429
-        assert direct == [400, 429, 200, 429]
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ from bench.machine import Meter
 from bench.measured import table
 from bench.offset_commits import offset_records
 from bench.push import Sink
-from bench.sizing import megabytes, tree
+from bench.sizing import megabytes
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace_devkit.devcluster import Cluster, HeadraceProcess
 from headrace_devkit.plan import cost
 from headrace_devkit.plan.deployment_plan import deployment_of
 from headrace_devkit.plan.rates import ConsumerRate, ProcessRates, Rates
 
-PROCESSES, SECONDS, SETTLED_SECONDS, WARM_SECONDS = 2, 45, 8.0, 15
+PROCESSES, SECONDS, SETTLED_SECONDS, WARM_SECONDS = 2, 30, 8.0, 12
 WEIGHTS = (435, 232, 161, 123)
 """The largest consumers of 4,000 under Pareto's law with 1.1, relative to each other."""
 ALL = {f"c{n}": ConsumerRate(764 * w / sum(WEIGHTS), 500 * w // sum(WEIGHTS)) for n, w in enumerate(WEIGHTS)}
@@ -94,7 +94,7 @@ def at_rest(running: Sequence[HeadraceProcess]) -> tuple[float, float, float]:
         if (found := re.search(r"^Threads:\s+(\d+)", Path(f"/proc/{root}/status").read_text(), re.MULTILINE))
     ]
     files = [len(list(Path(f"/proc/{root}/fd").iterdir())) for root in roots]
-    memory = [sum(megabytes(one) for one in tree(root)) for root in roots]
+    memory = [*map(megabytes, roots)]
     return tuple(sum(each) / len(each) for each in (threads, files, memory))  # type: ignore[return-value]
 
 

@@ -40,6 +40,7 @@ from headrace_devkit.devcluster.certificates import STORE_PASSWORD
 from headrace_devkit.devcluster.jvm_server import Server
 from headrace_devkit.devcluster.ports import free_ports, is_free
 from headrace_devkit.devcluster.security import ClusterSecurity
+from headrace_devkit.plan.rates import read_rates
 from headrace_devkit.testing import RecordingBackend, StartHeadrace
 from headrace_devkit.testing.secured import SecuredCluster
 from headrace_pipelines.load import load_pipeline
@@ -57,6 +58,7 @@ EXAMPLES = {
     "headrace.yaml": lambda path: load_config(path, {}),
     "values.yaml": lambda path: load_config(path.parent, {}),
     "function.yaml": lambda path: load_function(path, WholeFile()),
+    "rates.yaml": read_rates,
 }
 BANNED = re.compile(
     r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"

@@ -106,8 +106,8 @@ async def test_one_process_chooses_and_all_follow(deployment: Deployment) -> Non
     await deployment.clock.advance(20)
     assert copies(deployment.running) == [2] * 20
     assert deployment.leases.holders["placement"] == "p0"
-    assert {(first.elsewhere(name) == ()) for name in deployment.running["p0"]} == {True}
-    away = {tuple(sorted(first.elsewhere(name))) for name in {*CONSUMERS} - {*deployment.running["p0"]}}
+    assert {(first.other_processes(name) == ()) for name in deployment.running["p0"]} == {True}
+    away = {tuple(sorted(first.other_processes(name))) for name in {*CONSUMERS} - {*deployment.running["p0"]}}
     assert away <= {("p1", "p2")}
 
 

@@ -79,7 +79,7 @@ class Placements(Reconciler):
         """Whether this process runs a consumer."""
         return self.process in self._chosen.get(consumer, ()) and not self._is_second
 
-    def elsewhere(self, consumer: str) -> Sequence[str]:
+    def other_processes(self, consumer: str) -> Sequence[str]:
         """Return the processes that run a consumer; empty if this one does."""
         return () if self.runs(consumer) else self._chosen.get(consumer, ())
 

@@ -50,8 +50,8 @@ class RegisteredConsumers:
         self._groups.apply({name: self._group_of(one) for name, one in here.items()})
 
     def _readiness_of(self, name: str) -> Readiness:
-        if (placements := self._placements) and (elsewhere := placements.elsewhere(name)):
-            return Readiness(True, f"runs in {', '.join(elsewhere)}")
+        if (placements := self._placements) and (others := placements.other_processes(name)):
+            return Readiness(True, f"runs in {', '.join(others)}")
         return self._groups.readiness_of(name)
 
     def _group_of(self, one: Registration) -> GroupSpec:

@@ -158,6 +158,11 @@ class Ledger(Scenario):
         groups = asyncio.run(self.admin.list_groups())
         return next((found.members for found in groups if found.name == group), 0)
 
+    def state(self, group: str) -> str:
+        """Return the state of a group, in Kafka's word; empty if there is no such group."""
+        groups = asyncio.run(self.admin.list_groups())
+        return next((found.state for found in groups if found.name == group), "")
+
     def leader_of(self, topic: str) -> int:
         """Return the broker that leads partition 0, once there is one."""
         leaders: list[int] = []

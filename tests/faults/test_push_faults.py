@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace_devkit.testing import Cluster, Fault, PlannedResponse, Received, RecordingBackend, StartHeadrace
-from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Hostile, PushScenario
+from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Feeder, Hostile, PushScenario
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 BY_OTHERS = ("redrive.", "replay.", "seek.", "batch.")
@@ -134,3 +134,35 @@ def test_a_frozen_process_comes_back_without_its_partitions(scenario: PushScenar
     scenario.faults.append(Fault(begin, time.time()))
     assert scenario.check() == []
     assert (frozen.terminate(), peer.terminate()) == (0, 0)
+
+
+def test_a_process_frozen_while_its_join_is_pending_comes_back_without_its_partitions(scenario: PushScenario) -> None:
+    """Its join is answered while it stands still, its member expires, and a peer moves the offsets on.
+
+    So its first request refers to a member that is gone. Its client joins again, and must not commit for what it had.
+    """
+    scenario.settings["consumer"] = {"properties": {"session.timeout.ms": 9000, "heartbeat.interval.ms": 300}}
+    scenario.backend.response = Hostile(seed=3)
+    with Feeder(scenario, per_second=100):
+        frozen, absent = scenario.run(), scenario.run()
+        scenario.wait_members(2)
+        scenario.wait_more(200)
+        begin = time.time()
+        absent.server.signal(signal.SIGSTOP)  # so the group waits until it joins, or expires
+        peer = scenario.run(wait=False)
+        scenario.wait_until(lambda: scenario.state(scenario.group) == "preparing_rebalancing", "the rebalance")
+        joined_by = time.monotonic() + 1.5
+        scenario.wait_until(lambda: time.monotonic() > joined_by, "some heartbeats, which bring the join")
+        assert scenario.state(scenario.group) == "preparing_rebalancing"
+        frozen.server.signal(signal.SIGSTOP)
+        scenario.wait_members(1)
+        scenario.wait_more(300)
+        for process in (frozen, absent):
+            process.server.signal(signal.SIGCONT)
+        scenario.wait_members(3)
+        scenario.wait_more(300)
+    scenario.wait_done()
+    scenario.faults.append(Fault(begin, time.time()))
+    assert scenario.check() == []
+    assert ": lost " in frozen.output
+    assert [process.terminate() for process in (frozen, absent, peer)] == [0, 0, 0]

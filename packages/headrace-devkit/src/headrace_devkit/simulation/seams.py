@@ -21,12 +21,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakSet
 
 import confluent_kafka
 from confluent_kafka import admin
 
 import headrace
 from headrace.feature import features, imported
+from headrace.kafka import consumer
 from headrace.runtime import failpoints, memory, threads
 from headrace_devkit.simulation import greenlet_threads
 from headrace_devkit.simulation.network import ListeningSocket, Network
@@ -69,10 +71,12 @@ def installed(network: Network, clients: Clients, reached: Callable[[str], None]
     for names, key, value in changes:
         names[key] = replaced[id(value)][1]
     pool, threads._pool = threads._pool, None  # the shared one of this world
+    consumers, consumer._consumers = consumer._consumers, WeakSet()  # those of killed machines hang for ever
     try:
         yield
     finally:
         threads._pool = pool
+        consumer._consumers = consumers
         for names, key, value in changes:
             names[key] = value
 

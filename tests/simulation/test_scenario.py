@@ -3,6 +3,7 @@
 import pytest
 
 from headrace_devkit.simulation.push_scenario import PushOptions, PushRun
+from headrace_devkit.simulation.scenario_runs import run_many
 from headrace_devkit.simulation.world import World
 
 
@@ -27,3 +28,12 @@ def test_a_killed_process_loses_nothing(seed: int) -> None:
     killed_while_it_delivers(world)
     assert world.problems == []
     assert world.counts["kill"] == 1
+
+
+@pytest.mark.parametrize(
+    "scenario", ["same-record-at-two", "failing-record-bounces", "drained-partition-goes-on", "failures-cross-a-commit"]
+)
+def test_what_others_lost_is_not_lost(scenario: str) -> None:
+    (run,) = run_many(scenario, [1])
+    assert run.problems == []
+    assert run.counts["rebalance"] > 5

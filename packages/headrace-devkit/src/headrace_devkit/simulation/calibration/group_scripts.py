@@ -376,8 +376,8 @@ def a_static_member_is_killed_and_comes_back(stage: Stage) -> None:
 
 @script("classic", brokers=3)
 def all_brokers_stop(stage: Stage) -> None:
-    # Under the consumer protocol the real client ends with a fatal error here, because its commit blocks for longer than
-    # max.poll.interval.ms while no broker is there. The model joins again: it is too kind.
+    # Under the consumer protocol the real client ends with a fatal error here, because its commit blocks for longer
+    # than max.poll.interval.ms while no broker is there. The model joins again: it is too kind.
     topic = stage.topic(2)
     first = stage.member("a")
     stage.settled(first)

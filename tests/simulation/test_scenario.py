@@ -31,7 +31,7 @@ def test_a_killed_process_loses_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", ["same-record-at-two", "failing-record-bounces", "drained-partition-goes-on", "failures-cross-a-commit"]
+    "scenario", ["same-record-at-two", "failing-record-bounces", "drained-partition-resumes", "failures-cross-a-commit"]
 )
 def test_what_others_lost_is_not_lost(scenario: str) -> None:
     (run,) = run_many(scenario, [1])

@@ -52,8 +52,8 @@ def failing_record_bounces(world: World) -> PushOptions:
     return options
 
 
-def drained_partition_goes_on(world: World) -> PushOptions:
-    """A drain while the backend does not answer; its partitions must go on at their next owner (nuclio/nuclio#4180)."""
+def drained_partition_resumes(world: World) -> PushOptions:
+    """A drain while the backend does not answer; their next owner resumes its partitions (nuclio/nuclio#4180)."""
     options = PushOptions.drawn(world.random, **_CALM | {"work": 0.05, "rate": 5.0, "partitions": 3, "drain": 2.0})
     run = PushRun(world, options._replace(trouble=0.3))
     with run.kafka.installed():

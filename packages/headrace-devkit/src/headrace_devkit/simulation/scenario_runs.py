@@ -22,7 +22,7 @@ SCENARIOS: Mapping[str, str] = {
     "transactions": "headrace_devkit.simulation.transaction_scenario:transactions",
     "same-record-at-two": "headrace_devkit.simulation.peer_scenarios:same_record_at_two",
     "failing-record-bounces": "headrace_devkit.simulation.peer_scenarios:failing_record_bounces",
-    "drained-partition-goes-on": "headrace_devkit.simulation.peer_scenarios:drained_partition_goes_on",
+    "drained-partition-resumes": "headrace_devkit.simulation.peer_scenarios:drained_partition_resumes",
     "failures-cross-a-commit": "headrace_devkit.simulation.peer_scenarios:failures_cross_a_commit",
 }
 """By name, the function of a world that runs it; it returns what its seed has decided."""

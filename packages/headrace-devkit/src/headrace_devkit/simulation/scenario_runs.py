@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import itertools
 import logging
 import multiprocessing
 import time
@@ -99,8 +100,13 @@ def run_many(scenario: str, seeds: Iterable[int], jobs: int = 1, mutation: str =
     import_all()
     gc.collect()
     gc.freeze()
+    tasks = ((scenario, seed, mutation) for seed in seeds)
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(_run, ((scenario, seed, mutation) for seed in seeds))
+        # A pool takes all seeds at once; so each next one is taken when a result has been used.
+        begun = deque(pool.apply_async(_run, (task,)) for task in itertools.islice(tasks, 2 * jobs))
+        while begun:
+            yield begun.popleft().get()
+            begun.extend(pool.apply_async(_run, (task,)) for task in itertools.islice(tasks, 1))
 
 
 class Report:

@@ -108,6 +108,7 @@ class PushRun:
         ]
         self.is_healed = False
         self._produced = 0
+        self._poisoned = 0
         self._look_at = 0.0
 
     def settings(self, number: int) -> dict[str, Any]:
@@ -143,6 +144,7 @@ class PushRun:
             zlib.crc32(key) % options.partitions if options.ordering == "key" else chance.randrange(options.partitions)
         )
         poison = chance.random() < options.poison
+        self._poisoned += poison
         value = json.dumps({"id": self._produced, "poison": poison}).encode()
         log = self.kafka.brokers.log(TOPIC, partition)
         assert log
@@ -235,7 +237,9 @@ class PushRun:
             world.call_later(world.random.uniform(3, options.seconds), self.fault)
         world.run(options.seconds)
         self.is_healed = True
-        if not world.run_until(self.is_done, _HEAL_SECONDS):
+        longest = max(options.max_delay, *options.retry_topics, 1.0)
+        waits = self._poisoned * options.attempts * longest  # at worst they share a key, and wait one after the other
+        if not world.run_until(self.is_done, _HEAL_SECONDS + waits):
             left = self.checker.open_records()
             text = f"{len(left)} of {self._produced} records are not completed, lag {self.lag()}: {left[:3]}"
             world.problem("LAG", text)

@@ -143,7 +143,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopi
         kafka.create_topic(name)
         site.write(name, *(record(name, b"k", "third", n) for n in range(70)))
     made.wait_for('SELECT item, count(*), count(DISTINCT "offset") FROM moves GROUP BY 1', [["third", 70, 70]])
-    assert process.output.count("deleted and created again") == 2
+    site.wait_until(lambda: process.output.count("deleted and created again") == 2, "the line of the engine's log")
 
 
 def test_limits_and_retention(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:

@@ -16,6 +16,7 @@ from yaml_table import table
 RECORDS = 2000
 ABORTS = table(__file__, "aborts")
 UNCONFIRMED = table(__file__, "unconfirmed")
+NEVER_RETURNS = table(__file__, "never-returns")
 FAILING = SLOW.replace(
     "    return", "    if int(event.body) % 50 == 0:\n        raise ValueError(event.id)\n    return"
 )
@@ -56,4 +57,20 @@ def test_transactions_that_fail_lose_and_repeat_nothing(
         "none": None,
     }
     check(ledger, source, target, function_or_dead_letter, lane_of=lanes[ordering])
+    assert process.terminate() == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_call_of_the_client_that_never_returns_does_not_stop_the_others(
+    ledger: Ledger, headrace: StartHeadrace
+) -> None:
+    """Kafka's client can wait for ever for the coordinator of a group, whatever its limit."""
+    source, target = ledger.new_topic(3), ledger.new_topic(3)
+    fill(ledger, source, RECORDS, keys=40)
+    file = write_function(ledger.folder, source, target, SLOW, ordering="key")
+    process = headrace({**ledger.config, "functions": [file]}, env=ledger.changed(NEVER_RETURNS))
+    ledger.wait_until(lambda: committed_records(ledger, source) == RECORDS, "every record committed")
+    assert process.output.count("the call hangs") == 2
+    check(ledger, source, target, by_id, lane_of=lambda each: (each.partition, each.key))
     assert process.terminate() == 0

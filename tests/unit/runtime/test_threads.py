@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from headrace.runtime import LoopBridge, OwnedThread
+import pytest
+
+from headrace.runtime import LoopBridge, OwnedThread, call_within
 
 
 def test_items_cross_in_order_and_in_batches() -> None:
@@ -58,3 +60,19 @@ async def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None
     assert not await thread.stop(0.01)
     release.set()
     assert await thread.stop(5)
+
+
+def test_calls_that_do_not_return_are_left_behind_up_to_a_number() -> None:
+    release = threading.Event()
+    for _ in range(4):
+        with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+            call_within(0.01, release.wait)
+    with pytest.raises(TimeoutError, match="4 earlier calls have not returned"):
+        call_within(5, int)
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "call-within":
+            thread.join(60)
+    assert call_within(5, lambda: "result") == "result"
+    with pytest.raises(ZeroDivisionError):
+        call_within(5, lambda: 1 / 0)

@@ -72,11 +72,13 @@ def installed(network: Network, clients: Clients, reached: Callable[[str], None]
         names[key] = replaced[id(value)][1]
     pool, threads._pool = threads._pool, None  # the shared one of this world
     consumers, consumer._consumers = consumer._consumers, WeakSet()  # those of killed machines hang for ever
+    calls, threads._unreturned = threads._unreturned, []  # as above
     try:
         yield
     finally:
         threads._pool = pool
         consumer._consumers = consumers
+        threads._unreturned = calls
         for names, key, value in changes:
             names[key] = value
 

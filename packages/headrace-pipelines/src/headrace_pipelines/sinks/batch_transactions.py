@@ -110,7 +110,7 @@ class BatchTransactions:
                 reach("batch.produced")
                 producer.flush()
                 offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1, digest)
-                producer.send_offsets_to_transaction([offset], self._group, _LIMIT_SECONDS)
+                client.send_offsets([offset], self._group)
                 reach("batch.numbered")
                 committing = True
                 client.commit()

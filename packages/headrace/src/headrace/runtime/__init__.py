@@ -9,4 +9,4 @@ from headrace.runtime.server_watch import ServerWatch, WatchedServer
 from headrace.runtime.service import Readiness, Service
 from headrace.runtime.service_groups import GroupSpec, ServiceGroups
 from headrace.runtime.supervisor import Signals, Supervisor, run_while
-from headrace.runtime.threads import LoopBridge, LoopThread, OwnedThread, ThreadPool, run_blocking
+from headrace.runtime.threads import LoopBridge, LoopThread, OwnedThread, ThreadPool, call_within, run_blocking

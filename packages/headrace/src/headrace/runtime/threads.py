@@ -19,6 +19,9 @@ P = ParamSpec("P")
 
 _POOL_THREADS = 16
 _pool: "ThreadPool | None" = None
+_MOST_UNRETURNED = 4
+_unreturned: list[blocking.Thread] = []
+"""Threads of calls that have not returned in time. Each keeps what it uses in memory until it returns."""
 
 
 class LoopBridge(Generic[T]):
@@ -165,3 +168,32 @@ async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     if _pool is None:
         _pool = ThreadPool("headrace-blocking", _POOL_THREADS)
     return await _pool.run(call, *args, **kwargs)
+
+
+def call_within(limit_seconds: float, call: Callable[[], T]) -> T:
+    """Run a call that may never return on a thread of its own, wait for it, and return its result.
+
+    Raises:
+        TimeoutError: It has not returned, or four earlier ones have not, so it was not called.
+    """
+    _unreturned[:] = [thread for thread in _unreturned if thread.is_alive()]
+    if len(_unreturned) >= _MOST_UNRETURNED:
+        raise TimeoutError(f"{len(_unreturned)} earlier calls have not returned: restart the process if this lasts")
+    outcome: blocking.SimpleQueue[T | Exception] = blocking.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put(call())
+        except Exception as cause:  # noqa: BLE001 boundary of the thread: the caller gets it
+            outcome.put(cause)
+
+    thread = blocking.Thread(target=run, name="call-within", daemon=True)
+    thread.start()
+    try:
+        result = outcome.get(timeout=limit_seconds)
+    except blocking.Empty:
+        _unreturned.append(thread)
+        raise TimeoutError(f"the call has not returned within {limit_seconds:g} s") from None
+    if isinstance(result, Exception):
+        raise result
+    return result

@@ -174,7 +174,7 @@ class _Writer:
         try:
             with ClientErrors():
                 client.begin()
-                self._send(client.producer, jobs)
+                self._send(client, jobs)
         except BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(cause=str(why)))
@@ -194,7 +194,7 @@ class _Writer:
                 return self._client
         return None
 
-    def _send(self, client: library.Producer, jobs: list[TransactionJob]) -> None:
+    def _send(self, client: TransactionalClient, jobs: list[TransactionJob]) -> None:
         """Write the records, then the last record of each job. The client's own time limit ends it."""
 
         def has_failed() -> bool:
@@ -203,14 +203,14 @@ class _Writer:
         for job in jobs:
             job.records = job.records[: job.record_count]
             job.problem, job.results = None, []
-            job.send(client, 0, has_failed)
-        flush(client, has_failed)
+            job.send(client.producer, 0, has_failed)
+        flush(client.producer, has_failed)
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.last_record:
                     job.records.append(job.last_record(job.results))
-                    job.send(client, job.record_count, has_failed)
-            flush(client, has_failed)
+                    job.send(client.producer, job.record_count, has_failed)
+            flush(client.producer, has_failed)
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.group and (error := job.group.send(client)):

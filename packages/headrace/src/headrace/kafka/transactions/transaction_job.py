@@ -13,11 +13,10 @@ from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import repeat_error, to_error, write_error
 from headrace.kafka.commits import to_client
 from headrace.kafka.producer_client import ProduceResult
-from headrace.kafka.transactions.transactional_client import flush
+from headrace.kafka.transactions.transactional_client import TransactionalClient, flush
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
 from headrace.runtime import blocking
 
-_SECONDS: Final = 10.0
 _FRAME: Final = b"CGMDv2:"
 """Precedes the generation in a member's metadata, as the client writes it."""
 _MEMBER_GONE: Final = {
@@ -55,12 +54,12 @@ class GroupOffsets(NamedTuple):
     """The settings of its client."""
     group: str = ""
 
-    def send(self, client: library.Producer) -> errors.HeadraceError | None:
+    def send(self, client: TransactionalClient) -> errors.HeadraceError | None:
         """Add the offsets to the transaction of a client, on its thread; return why Kafka refuses them."""
         if not (member := self.member()):
             return errors.CommitRefused(f"{', '.join(map(str, self.offsets))}: no longer assigned to this member")
         try:
-            client.send_offsets_to_transaction(to_client(self.offsets), member, _SECONDS)
+            client.send_offsets(to_client(self.offsets), member)
         except library.KafkaException as cause:
             return self._error_of(cause, f"commit {', '.join(map(str, self.offsets))} in a transaction")
         return None

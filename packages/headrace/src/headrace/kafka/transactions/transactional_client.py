@@ -1,6 +1,7 @@
 """A client that writes one transaction after the other, until a late request could disturb the next one."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,13 +12,15 @@ from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.client import library
 from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.client.properties import producer_properties
-from headrace.runtime import clock
+from headrace.runtime import call_within, clock
 
 STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
 _FLUSH_SECONDS: Final = 0.1
 BROKEN: Final = (library.KafkaException, SystemError)
 """What the client's calls raise; a SystemError if a fatal error and a delivery report meet in one call."""
+
+_OFFSETS_SECONDS: Final = 10.0
 
 MOST_TRANSACTIONS: Final = 10_000
 """Transactions of one client: its epoch has 16 bits, and the client does not check for their end."""
@@ -181,6 +184,19 @@ class TransactionalClient:
         """Begin a transaction, when there are statistics and no problem."""
         self._guard.begin()
         self.producer.begin_transaction()
+
+    def send_offsets(self, offsets: list[Any], member: Any) -> None:
+        """Commit offsets of a group in the transaction, within a time limit.
+
+        The client can wait for ever for the coordinator of the group: after its connection closed, or after it left the
+        cluster. Source: librdkafka, issues 5456 and 5511.
+        """
+        send = functools.partial(self.producer.send_offsets_to_transaction, offsets, member, _OFFSETS_SECONDS)
+        try:
+            call_within(_OFFSETS_SECONDS + 1, send)
+        except TimeoutError as cause:
+            timed_out = library.KafkaError(library.KafkaError._TIMED_OUT, str(cause))
+            raise library.KafkaException(timed_out) from cause
 
     def commit(self) -> None:
         """Commit the transaction. If this raises, it may still have been committed, and must not be aborted."""

@@ -26,6 +26,8 @@ class PlacedProcess(NamedTuple):
     name: str
     zone: str = ""
     cores: float = 1.0
+    is_away: bool = False
+    """Then it keeps what it has, and gets nothing new."""
 
 
 class PlacedConsumer(NamedTuple):
@@ -43,7 +45,7 @@ class PlacedConsumer(NamedTuple):
 def choose(
     consumers: Iterable[PlacedConsumer], processes: Iterable[PlacedProcess], before: ChosenProcesses | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the processes of each consumer, the best first; fewer than its copies only if there are fewer processes.
+    """Return the processes of each consumer, the best first; fewer than its copies only if fewer processes are there.
 
     Large consumers come first. `before` is what was chosen the last time.
     """
@@ -85,8 +87,10 @@ class _Loads:
 
     def fill(self, consumer: PlacedConsumer, chosen: list[str]) -> None:
         """Add processes until there are enough: by rank, in another zone if one there has capacity."""
-        ranked = sorted(self._processes, key=lambda name: _rank(consumer.name, name))
-        while len(chosen) < self._copies(consumer):
+        missing = self._copies(consumer) - len(chosen)
+        here = [one.name for one in self._processes.values() if not one.is_away] if missing else []
+        ranked = sorted({*here}.difference(chosen), key=lambda name: _rank(consumer.name, name))
+        for _ in range(min(missing, len(ranked))):
             fitting = self._fitting(consumer, chosen, ranked, self._open_zones(chosen))
             fitting = fitting or self._fitting(consumer, chosen, ranked, self._zones)
             self._take(consumer, fitting or min({*ranked}.difference(chosen), key=self._load), chosen)

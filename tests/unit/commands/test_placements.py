@@ -22,6 +22,8 @@ from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 CONSUMERS = [f"c{number}" for number in range(20)]
+CHOOSER, PROCESS = "placement.control", "process.control.{}"
+"""Names of leases."""
 
 
 class Leases:
@@ -29,6 +31,8 @@ class Leases:
 
     def __init__(self) -> None:
         self.holders: dict[str, str] = {}
+        self.lost: dict[str, asyncio.Event] = {}
+        """Of the last one that was held under a name."""
         self.is_down = False
 
     def of(self, process: str) -> Any:
@@ -40,7 +44,10 @@ class Leases:
             async def acquire() -> bool:
                 if self.is_down:
                     raise KafkaUnavailable("no broker")
-                return self.holders.setdefault(name, process) == process
+                is_held = self.holders.setdefault(name, process) == process
+                if is_held:
+                    self.lost[name] = lost
+                return is_held
 
             async def release() -> None:
                 if self.holders.get(name) == process:
@@ -58,7 +65,11 @@ class Deployment:
     """Processes on one control table."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.cluster, self.leases = ManualClock(), MemoryCluster({"control": 1}), Leases()
+        self.clock, self.cluster, self.leases = (
+            ManualClock(),
+            MemoryCluster({"control": 1, "other-control": 1}),
+            Leases(),
+        )
         self.folder = folder
         self.running: dict[str, list[str]] = {}
 
@@ -68,9 +79,11 @@ class Deployment:
 
         monkeypatch.setattr("headrace.commands.instance_owners.lease_holder", holder)
 
-    async def process(self, name: str, zone: str = "", *, table: bool = True, wanted: Sequence[str] = ()) -> Placements:
+    async def process(
+        self, name: str, zone: str = "", *, table: bool = True, wanted: Sequence[str] = (), control: str = "control"
+    ) -> Placements:
         """Start a process; without `table` it cannot read the control table."""
-        made = self.cluster.table("control", JSON_OBJECTS, self.clock)
+        made = self.cluster.table(control, JSON_OBJECTS, self.clock)
         if table:
             self.cluster.follow(made)
         config = PlacementConfig(zone=zone)
@@ -98,6 +111,7 @@ def copies(running: dict[str, list[str]]) -> list[int]:
 async def test_one_process_chooses_and_all_follow(deployment: Deployment) -> None:
     """A process that comes later takes over what no other zone has, and nothing else moves."""
     first = await deployment.process("p0", "a")
+    await deployment.clock.advance(10)
     assert first.readiness() == (True, "p0 runs 20 of 20 consumers in zone a")
     await deployment.process("p1", "b")
     await deployment.clock.advance(20)
@@ -105,7 +119,7 @@ async def test_one_process_chooses_and_all_follow(deployment: Deployment) -> Non
     await deployment.process("p2", "a")
     await deployment.clock.advance(20)
     assert copies(deployment.running) == [2] * 20
-    assert deployment.leases.holders["placement"] == "p0"
+    assert deployment.leases.holders[CHOOSER] == "p0"
     assert {(first.other_processes(name) == ()) for name in deployment.running["p0"]} == {True}
     away = {tuple(sorted(first.other_processes(name))) for name in {*CONSUMERS} - {*deployment.running["p0"]}}
     assert away <= {("p1", "p2")}
@@ -154,7 +168,7 @@ async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deploy
 
 async def test_a_second_process_of_the_same_name_runs_nothing(deployment: Deployment) -> None:
     """Both would be the same static members, and fence each other. After a crash the name is free again soon."""
-    deployment.leases.holders["process.p0"] = "another p0"
+    deployment.leases.holders[PROCESS.format("p0")] = "another p0"
     await deployment.process("p1")
     one = await deployment.process("p0")
     await deployment.clock.advance(10)
@@ -162,7 +176,7 @@ async def test_a_second_process_of_the_same_name_runs_nothing(deployment: Deploy
     await deployment.clock.advance(30)
     assert (deployment.running["p0"], one.readiness().ready) == ([], False)
     assert one.readiness().reason.startswith("another process has the name p0")
-    del deployment.leases.holders["process.p0"]
+    del deployment.leases.holders[PROCESS.format("p0")]
     await deployment.clock.advance(30)
     assert copies(deployment.running) == [2] * 20
 
@@ -184,7 +198,7 @@ async def test_two_that_both_choose_end_with_one_choice(deployment: Deployment) 
     """A process whose clock or lease was away may choose too: the last write wins, and every process follows it."""
     await deployment.process("p0", "a")
     await deployment.process("p1", "b")
-    del deployment.leases.holders["placement"]  # p0 believes that it has it still
+    del deployment.leases.holders[CHOOSER]  # p0 believes that it has it still
     await deployment.clock.advance(30)
     assert copies(deployment.running) == [2] * 20
     written = {key: one["processes"] for key, one in _entries(deployment).items()}
@@ -197,6 +211,104 @@ async def test_a_removed_or_unknown_consumer_moves_nothing(deployment: Deploymen
     await deployment.process("p1")
     await deployment.clock.advance(30)
     assert [*_entries(deployment)] == [f"placement/{name}" for name in CONSUMERS[:5]]
+
+
+async def test_two_deployments_on_one_cluster_choose_each_for_themselves(deployment: Deployment) -> None:
+    """Their control topics differ, and processes may have the same name, such as that of their machine."""
+    made = [await deployment.process("p0", control=control) for control in ("control", "other-control")]
+    await deployment.clock.advance(40)
+    assert [one.readiness().reason for one in made] == ["p0 runs 20 of 20 consumers"] * 2
+
+
+async def test_a_consumer_whose_processes_are_all_gone_waits_a_minute(deployment: Deployment) -> None:
+    """As after a deployment that gives each process another name: nobody would read for five minutes."""
+    old = [await deployment.process(f"old{number}") for number in range(3)]
+    await deployment.clock.advance(30)
+    for number, one in enumerate(old):
+        await deployment.process(f"new{number}")
+        await one.stop()
+    for number in range(3):
+        del deployment.running[f"old{number}"]
+    await deployment.clock.advance(110)
+    assert min(copies(deployment.running)) >= 1
+
+
+async def test_while_most_processes_restart_nothing_moves(deployment: Deployment) -> None:
+    """The first one that is there again would run all consumers."""
+    made = [await deployment.process(f"p{number}") for number in range(4)]
+    await deployment.clock.advance(30)
+    had = deployment.running["p3"]
+    for one in made[:3]:
+        await one.stop()
+    await deployment.clock.advance(150)
+    assert deployment.running["p3"] == had
+
+
+async def test_a_process_that_chooses_again_has_not_watched_the_others_meanwhile(deployment: Deployment) -> None:
+    """One that was away before, and is away again, is not away since then."""
+    leases = deployment.leases
+    await deployment.process("p0")
+    await deployment.process("p1", wanted=CONSUMERS[:1])
+    other = await deployment.process("p2")
+    await deployment.clock.advance(30)
+    had = deployment.running["p2"]
+    leases.holders[PROCESS.format("p2")] = ""
+    await deployment.clock.advance(60)
+    leases.holders[PROCESS.format("p2")] = "p2"
+    leases.holders[CHOOSER] = "somebody"
+    leases.lost[CHOOSER].set()
+    await deployment.clock.advance(300)
+    await other.stop()
+    del leases.holders[CHOOSER]
+    await deployment.clock.advance(60)
+    assert leases.holders[CHOOSER] == "p0"
+    assert deployment.running["p2"] == had
+    assert {name for names in _entries(deployment).values() for name in names["processes"]} == {"p0", "p1", "p2"}
+
+
+async def test_a_control_topic_that_was_created_again_stops_nothing(deployment: Deployment) -> None:
+    """Its entries come one after the other: each process keeps what it ran until it reads another choice."""
+    made = [await deployment.process(name) for name in ("p0", "p1", "p2")]
+    await deployment.clock.advance(30)
+    before = dict(deployment.running)
+    for table in deployment.cluster.tables:
+        table._entries.by_key.clear()
+    for each in made:
+        each.wake()
+    await deployment.clock.advance(1)
+    assert deployment.running == before
+    await deployment.clock.advance(60)
+    assert deployment.running == before
+
+
+async def test_an_error_of_kafka_starts_nothing_in_a_second_process_of_the_same_name(deployment: Deployment) -> None:
+    deployment.leases.holders[PROCESS.format("p0")] = "another p0"
+    deployment.cluster.write(OutgoingRecord("control", b"process/p0", b'{"zone": ""}'))
+    await deployment.process("p1")
+    await deployment.process("p0")
+    await deployment.clock.advance(60)
+    assert deployment.running["p0"] == []
+    deployment.leases.is_down = True
+    await deployment.clock.advance(10)
+    assert deployment.running["p0"] == []
+
+
+async def test_the_first_choice_waits_for_processes_that_start_together(deployment: Deployment) -> None:
+    """Otherwise the first one would start all consumers, and stop most of them again."""
+    await deployment.process("p0")
+    for name in ("p1", "p2", "p3"):
+        await deployment.process(name)
+    assert sum(copies(deployment.running)) == 0
+    await deployment.clock.advance(10)
+    assert copies(deployment.running) == [2] * 20
+    assert max(len(names) for names in deployment.running.values()) <= 14
+
+
+async def test_a_consumer_that_was_removed_is_not_counted(deployment: Deployment) -> None:
+    await deployment.process("p0")
+    await deployment.clock.advance(30)
+    one = await deployment.process("p0", wanted=CONSUMERS[:3])
+    assert one.readiness().reason == "p0 runs 3 of 3 consumers"
 
 
 def _entries(deployment: Deployment) -> dict[str, Any]:

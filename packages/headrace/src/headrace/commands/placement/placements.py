@@ -3,13 +3,14 @@
 process/<process>        a process that runs consumers, with its zone
 placement/<consumer>     the processes that run a consumer
 
-Each process holds a lease while it runs. The process that also holds the lease `placement` chooses. Kafka remains the
-owner of partitions: two processes that disagree only make one more member of a group, so a mistake costs no record.
+Each process holds a lease while it runs. The process that also holds the lease `placement.TOPIC` chooses. Kafka remains
+the owner of partitions: two processes that disagree only make one more member of a group, so a mistake costs no record.
 Without the table or that lease, each process keeps what it ran last, which is in a file too.
 """
 
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,8 @@ _PROCESS: Final = "process/"
 _PLACEMENT: Final = "placement/"
 _AWAY_SECONDS: Final = 300.0
 """A process that is away for less than this keeps its consumers; their other processes do the work."""
+_ALL_AWAY_SECONDS: Final = 60.0
+"""A consumer whose processes are all away for this long gets others, unless most processes are away: they restart."""
 _CHOOSE_SECONDS: Final = 5.0
 _SOON_SECONDS: Final = 1.0
 _SECOND_SECONDS: Final = 30.0
@@ -66,6 +69,7 @@ class Placements(Reconciler):
         """Since when another process holds the lease of this one's name, by the monotonic clock; 0 if none does."""
         # What is chosen
         self._chosen: Mapping[str, list[str]] = {}
+        self._admin = admin
         self._leases = OtherLeases(admin, clock)
         self._away: dict[str, float] = {}
         """Processes without a lease, and since when by the monotonic clock."""
@@ -111,7 +115,9 @@ class Placements(Reconciler):
     def reconcile(self) -> None:
         """Follow the table; without it, the last placement stays."""
         if self.table.is_loaded.is_set():
-            before, self._chosen = self._chosen, self._in_table()
+            before = self._chosen
+            # The entries of a topic that was created again come one after the other.
+            self._chosen = {name: before[name] for name in self._names() if name in before} | self._in_table()
             if before != self._chosen:
                 self._keep_file()
         for apply in self._appliers:
@@ -127,7 +133,7 @@ class Placements(Reconciler):
 
     @property
     def _here(self) -> list[str]:
-        return [name for name in self._chosen if self.runs(name)]
+        return [name for name in self._names() if self.runs(name)]
 
     @property
     def _missing(self) -> list[str]:
@@ -150,22 +156,26 @@ class Placements(Reconciler):
         await self.table.is_loaded.wait()
         key, entry = key_of(_PROCESS, self.process), {"zone": self._config.zone}
         while True:
-            async with self._held(lease_name(self.process)) as (lease, is_held):
-                now = self._clock.monotonic()
-                self._second_since = (self._second_since or now) if lease and not is_held else 0.0
+            async with self._held(lease_name(self._id_of(self.process))) as (lease, is_held):
+                if lease:
+                    self._second_since = 0.0 if is_held else self._second_since or self._clock.monotonic()
                 self.wake()
                 while lease and is_held and not lease.lost.is_set():
                     if self.table.get(key) != entry:  # also if others took this process for gone
                         await self.table.put(key, entry)
-                    await first_of(lease.lost.wait(), self._clock.sleep(_LEADER_PAUSE_SECONDS))
+                    await first_of(lease.lost.wait(), self._clock.sleep(_CHOOSE_SECONDS / 2))
             await self._clock.sleep(_SOON_SECONDS)
 
     async def _lead(self) -> None:
         """Choose while this process holds the lease."""
         await self.table.is_loaded.wait()
         while True:
-            async with self._held("placement") as (lease, is_held):
+            async with self._held(f"placement.{self.table.topic.name}") as (lease, is_held):
+                self._away = {}
+                self._leases = OtherLeases(self._admin, self._clock)
                 while lease and is_held and not lease.lost.is_set():
+                    if self._names() and not self._in_table():  # a new topic: the other processes register first
+                        await self._clock.sleep(_CHOOSE_SECONDS)
                     await self._choose(lease)
                     await self._clock.sleep(_SOON_SECONDS if self._missing else _CHOOSE_SECONDS)
             await self._clock.sleep(_LEADER_PAUSE_SECONDS)
@@ -188,14 +198,15 @@ class Placements(Reconciler):
     async def _choose(self, lease: Lease) -> None:
         try:
             processes = await self._present()
-            before = self._in_table()
+            known = self._in_table()
+            before = {name: one for name, one in {**self._chosen, **known}.items() if not self._is_left(one, processes)}
             consumers = [PlacedConsumer(name, self._config.copies) for name in self._names()]
             chosen = choose(consumers, processes, before)
             at = iso_time(self._clock.time())
             changes = {
                 key_of(_PLACEMENT, name): {"processes": [*names], "at": at, "by": self.process}
                 for name, names in chosen.items()
-                if names and {*names} != {*before.get(name, ())}
+                if names and {*names} != {*known.get(name, ())}
             }
             if changes:
                 await lease.check()
@@ -207,15 +218,28 @@ class Placements(Reconciler):
     async def _present(self) -> list[PlacedProcess]:
         """Return the processes that are here, or away for a short time; forget the others."""
         entries = {unquote(key[len(_PROCESS) :]): one for key, one in self.table.items(_PROCESS).items()}
-        await self._leases.look({*entries} - {self.process})
-        now, away = self._clock.monotonic(), [name for name in entries if self._leases.is_absent(name)]
+        await self._leases.look({self._id_of(name) for name in entries if name != self.process})
+        now, away = self._clock.monotonic(), [name for name in entries if self._leases.is_absent(self._id_of(name))]
         self._away = {name: self._away.get(name, now) for name in away}
         gone = [name for name, since in self._away.items() if now - since >= _AWAY_SECONDS]
         if gone:
             log.warning("placement: %s: away for %g s; others get their consumers", ", ".join(gone), _AWAY_SECONDS)
             await self.table.put_all({key_of(_PROCESS, name): None for name in gone})
-        present = {name: one for name, one in entries.items() if name not in gone}
-        return [PlacedProcess(name, str(one.get("zone", ""))) for name, one in present.items()]
+        return [
+            PlacedProcess(name, str(one.get("zone", "")), is_away=name in self._away)
+            for name, one in entries.items()
+            if name not in gone
+        ]
+
+    def _is_left(self, names: Sequence[str], processes: Sequence[PlacedProcess]) -> bool:
+        """Whether all processes of a consumer are away for so long that it gets others."""
+        since = self._clock.monotonic() - _ALL_AWAY_SECONDS
+        few_are_away = 2 * sum(one.is_away for one in processes) <= len(processes)
+        return few_are_away and all(self._away.get(name, math.inf) <= since for name in names)
+
+    def _id_of(self, process: str) -> str:
+        """Return the name of a process among those of all deployments on the cluster."""
+        return f"{self.table.topic.name}.{process}"
 
 
 def _names_in(entry: Entry) -> list[str]:

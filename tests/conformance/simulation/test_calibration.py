@@ -7,7 +7,9 @@ import pytest
 from headrace_devkit.simulation.calibration.scripts import SCRIPTS
 from headrace_devkit.simulation.calibration.traces import explained, on_the_broker
 
-pytestmark = pytest.mark.long
+LIMIT = pytest.mark.timeout(150, method="thread")
+"""The slowest script takes 40 s. A call that never returns waits in C, so no signal ends it: this ends its worker."""
+pytestmark = [pytest.mark.long, LIMIT]
 AT_A_TIME = 5
 """The members mostly wait, and the topics of a script are its own."""
 

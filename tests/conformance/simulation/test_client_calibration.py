@@ -12,7 +12,9 @@ from headrace_devkit.simulation.calibration.client_scripts import CLIENT_SCRIPTS
 from headrace_devkit.simulation.calibration.client_stages import ModelClients, RealClients
 from headrace_devkit.testing.proxy import FaultProxy
 
-pytestmark = pytest.mark.long
+LIMIT = pytest.mark.timeout(150, method="thread")
+"""A call that never returns waits in C, so no signal ends it: this ends its worker, and pytest names the script."""
+pytestmark = [pytest.mark.long, LIMIT]
 SEEDS = 20
 """Runs of the model, whose timing differs: a trace of the real ones is one of theirs."""
 

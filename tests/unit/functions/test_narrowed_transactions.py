@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import DeliveryConfig, RetryConfig
-from headrace.delivery.offset_map import decode, encode
+from headrace.delivery.offset_map import Tries, decode, encode
 from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import RecordRefused, TransactionAborted
 from headrace.functions.portions import cut
@@ -105,3 +105,14 @@ def test_what_is_committed_of_a_part_is_what_has_ended_in_it_and_before() -> Non
         now = before | {n for n in range(30) if chance.random() < chance.choice([0.2, 0.9])}
         for end in chance.sample(sorted(now - before), min(1, len(now - before))):
             assert ended(cut(state(now), state(before), end)) == {n for n in now if n < end} | before
+
+
+def test_a_part_keeps_the_attempts_of_the_record_at_its_committed_offset() -> None:
+    tries = Tries(3, 1.5)
+    failed = Committed(5, encode(5, 10, [5, 7], tries))
+    for end in (7, 10):
+        part = cut(failed, None, end)
+        found = decode(part.metadata, part.offset)
+        assert found is not None and (part.offset, found.tries) == (5, tries)
+    alone = cut(Committed(5, encode(5, 6, [5], tries)), None, 6)
+    assert alone == Committed(5, encode(5, 5, [], tries))

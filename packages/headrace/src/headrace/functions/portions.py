@@ -77,6 +77,6 @@ def cut(ended: Committed, before: Committed | None, end: int) -> Committed:
     in_flight.sort()
     while in_flight and in_flight[-1] == behind - 1:
         behind = in_flight.pop()
-    if not in_flight:
-        return Committed(behind)
-    return Committed(in_flight[0], encode(in_flight[0], behind, in_flight))
+    first = in_flight[0] if in_flight else behind
+    tries = now.tries if now and now.base == first else None
+    return Committed(first, encode(first, behind, in_flight, tries) if in_flight or tries else "")

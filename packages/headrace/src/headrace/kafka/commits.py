@@ -166,7 +166,7 @@ class Commits:
             self._answered()
         reported = from_client(offsets)
         if reported and self._sent.keys().isdisjoint(reported):
-            return  # commits on revoke wait for their own response, and are reported too
+            return  # an earlier commit, whose partitions were revoked since
         self.in_flight = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]

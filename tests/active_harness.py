@@ -56,7 +56,7 @@ class ActiveHarness:
 
     @property
     def committed(self) -> dict[TopicPartition, Committed]:
-        return self.cluster.committed_offsets[GROUP]
+        return {TopicPartition(*key): Committed(*at[:2]) for key, at in self.cluster.offsets.committed(GROUP).items()}
 
     def append(self, partition: TopicPartition, *sizes: int) -> None:
         """Append records: JSON strings of these sizes in bytes."""

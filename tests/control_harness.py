@@ -93,7 +93,7 @@ class ControlHarness:
     @property
     def log(self) -> list[Record]:
         """The records of the table."""
-        return self.cluster.log("c")
+        return self.cluster.records("c")
 
     def put(self, key: str, entry: Mapping[str, Any] | None) -> None:
         """Write an entry as somebody else."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
@@ -20,7 +21,7 @@ from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
-from headrace_devkit.testing.memory_consumer import MemoryConsumer
+from headrace_devkit.testing.memory_consumer import MemoryConsumer, where
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 _LIMIT_SECONDS = 10.0
@@ -100,6 +101,20 @@ class Member:
             seen: list[None] = []
             self.client.do(lambda seen=seen: seen.append(None))  # type: ignore[misc]
             await self.until(lambda seen=seen: seen, "a turn of the thread")  # type: ignore[misc]
+
+
+def refuse(client: MemoryConsumer, refused: TopicPartition, code: int) -> None:
+    """Have the client's requests of committed offsets fail for one partition."""
+    request = client.committed
+
+    def committed(items: Sequence[Any], timeout: float) -> list[Any]:
+        found = request(items, timeout)
+        for item in found:
+            if where(item) == refused:
+                item.error = KafkaError(code)
+        return found
+
+    client.committed = committed  # type: ignore[method-assign]
 
 
 def with_member(

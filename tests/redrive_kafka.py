@@ -35,7 +35,7 @@ class DeadLetterCluster(MemoryCluster):
 
     def __init__(self) -> None:
         super().__init__({"orders": 2, DLQ: 2})
-        self.ids[DLQ] = "first"
+        self.brokers.topics[DLQ].id = "first"
         self.producer.refusal = self._refusal
         self.sends: list[int] = []
         """How many records each call had."""
@@ -94,12 +94,12 @@ class DeadLetterCluster(MemoryCluster):
     @property
     def marks(self) -> list[Record]:
         """What the topic of completed dead letters has."""
-        return [record for record in self.log(COMPLETED_TOPIC) if record.key != NOTHING_COMPLETED.key]
+        return [record for record in self.records(COMPLETED_TOPIC) if record.key != NOTHING_COMPLETED.key]
 
     def is_marked(self, offset: int) -> bool:
         """Whether an offset of partition 0 is completed, as the topic says."""
         found = CompletedOffsets(self, DLQ)  # type: ignore[arg-type]
-        found.begin(self.ids[DLQ])
+        found.begin(self.brokers.topics[DLQ].id)
         for mark in self.marks:
             found.take((mark.key or b"").decode().partition(":")[2], mark.value)
         return found.is_completed(0, offset)
@@ -115,7 +115,7 @@ class DeadLetterCluster(MemoryCluster):
     async def completed(self) -> set[int]:
         found = CompletedOffsets(self, DLQ)  # type: ignore[arg-type]
         await found.load()
-        return {o for o in range(len(self.log(DLQ))) if found.is_completed(0, o)}
+        return {o for o in range(len(self.records(DLQ))) if found.is_completed(0, o)}
 
 
 class FakeLease:
@@ -215,9 +215,9 @@ class RedeliveryHarness(DeadLetterCluster):
 
     def mark(self, offsets: Iterable[int]) -> None:
         """Complete dead letters of partition 0."""
-        self.partitions[COMPLETED_TOPIC] = 1
+        self.brokers.create_topic(COMPLETED_TOPIC)
         completed = CompletedOffsets(self, DLQ)  # type: ignore[arg-type]
-        completed.begin(self.ids[DLQ])
+        completed.begin(self.brokers.topics[DLQ].id)
         for record in completed.records_for({0: offsets}):
             self.write(record)
 

@@ -351,7 +351,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     security = SecurityConfig.model_validate(settings.pop("security", {}))
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = MemoryCluster({"t": 3, "t.dlq": 1}), Metrics(), {"kafka": Readiness(True)}
-    kafka.partitions["new"] = 3  # known when it is looked up
+    kafka.brokers.create_topic("new", 3)  # known when it is looked up
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
     events = audit_of(kafka)
     produce = ProduceService(ProducerConfig(), Codecs(registry), kafka.producer, kafka, events, config.max_records)

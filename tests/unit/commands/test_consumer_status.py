@@ -22,6 +22,7 @@ from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewher
 from headrace.kafka.client.reachability import Outage
 from headrace.kafka.cluster_info import GroupMember
 from headrace.records import TopicPartition
+from headrace_devkit.simulation.partition_log import UnwrittenRecord
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.control_harness import running
@@ -53,7 +54,8 @@ class Cluster(MemoryCluster):
         super().__init__({"t": 3, TIER: 1})
         for partition in (P0, P1, P2, T0):
             log = self.log(*partition)
-            log.start, log.fixed_end, log.fixed_written = 2, 8, 10
+            log.start, log.end = 2, 8
+            log.append([UnwrittenRecord()] * 2, producer_id=1)
         self.fails = False
         self.requests = 0
         self.reachability = SimpleNamespace(outage=None)

@@ -93,7 +93,7 @@ class RetryHarness:
             self.retries.on_records(RETRY_TOPIC, self.retries.lanes[RETRY_TOPIC].tracker.epoch, news)
 
     def log(self, topic: str) -> list[Record]:
-        return self.cluster.log(topic)
+        return self.cluster.records(topic)
 
     def append(self, record: OutgoingRecord) -> Produced:
         return self.cluster.write(record, int(self.clock.time()))

@@ -65,7 +65,7 @@ class Model:
             await process.start()
 
     def log(self, topic: str) -> list[Record]:
-        return self.cluster.log(topic)
+        return self.cluster.records(topic)
 
     def append(self, record: OutgoingRecord) -> Produced:
         written = self.cluster.write(record, int(self.clock.time()))

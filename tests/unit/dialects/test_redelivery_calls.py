@@ -20,7 +20,7 @@ from headrace.errors import (
     LeaseTaken,
     ReadFailed,
 )
-from headrace.records import Header, TopicPartition
+from headrace.records import Header
 from headrace_dialects.light4j.redelivery import Redelivery, RedeliveryRequest
 from redrive_kafka import DLQ, RedeliveryHarness, install
 from tests.control_harness import running
@@ -121,8 +121,8 @@ async def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(make
         harness.letter(number, topic="p1")
     harness.letter(8)
     assert (await harness.call()).records == 1
-    del harness.logs[TopicPartition(DLQ, 0)]
-    harness.ids = {DLQ: "another"}
+    harness.brokers.delete_topic(DLQ)
+    harness.brokers.create_topic(DLQ, 2)
     harness.letter(0)
     assert (await harness.call()).records == 1
 

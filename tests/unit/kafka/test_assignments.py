@@ -19,12 +19,12 @@ from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
+from headrace_devkit.simulation.partition_log import UnwrittenRecord
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_consumer import Message, where
-from tests.group_member import P0, P1, Member, with_member
+from tests.group_member import P0, P1, Member, refuse, with_member
 from tests.staged import staged
 
-TRUNCATED = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 BROKEN = confluent_kafka.KafkaError._BAD_MSG
 
 
@@ -51,22 +51,21 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
     delivery = DeliveryConfig(ordering="partition", batch=BatchConfig(max_records=2))
 
     async def test(member: Member) -> None:
-        pump, client = member.listener, member.client
+        pump = member.listener
         pump.connect(member.consumer, member.consumer)
         await pump.start()
-        member.cluster.committed_offsets["g"][P0], member.cluster.log(*P0).fixed_end = Committed(10), 20
+        member.cluster.commit("g", {P0: Committed(10)})
+        member.cluster.log(*P0).append([UnwrittenRecord(b"k", b"v")] * 30)
         member.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(10, 30)), Message(P0, None, TRUNCATED))
+        await member.until(lambda: member.consumer._flow.records == 20, "the records before")
+        member.cluster.log(*P0).truncate(20)
         if on_gap == "stop":
             await member.until(
                 lambda: "offsets 20 to 29 (10) are no longer" in pump.seeks.member.trouble(P0), "the gap"
             )
-            assert client.assigned[P0] == 10
         else:
             await member.until(lambda: pump.counts.gap == 10, "the gap")
-            await member.until(lambda: client.assigned[P0] == 0, "the start of the log")
             backend.open.set()
-            client.give(*(Message(P0, offset) for offset in range(20)))
             await member.until(lambda: len(backend.delivered) == 20, "the records")
             await member.turns()
             assert len({epoch for epoch, _ in backend.delivered}) == 1
@@ -99,7 +98,7 @@ async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(me
 async def test_a_batch_that_cannot_be_read_is_read_again_after_what_was_handed_over(member: Member, /) -> None:
     """The client names its first offset, and reads on: records after it must wait, or a commit would pass the batch."""
     client, heard = member.client, member.listener
-    member.cluster.log(*P0).fixed_end, together = 50, [[Message(P0, 2, BROKEN), Message(P0, 9)]]
+    member.cluster.log(*P0).end, together = 50, [[Message(P0, 2, BROKEN), Message(P0, 9)]]
     member.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(4)))
     await member.until(lambda: len(heard.records) == 4, "the first records")
@@ -141,7 +140,7 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
 async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member, /) -> None:
     """With `latest` the end of each log is requested. Nor does one whose committed offset the group may not read."""
     client, heard, silent = member.client, member.listener, {P0}
-    marks, refused = client.get_watermark_offsets, TopicPartition("t", 2)
+    marks, refused = client.get_watermark_offsets, TopicPartition("u", 0)
 
     def ask(item: Any, timeout: float) -> tuple[int, int]:
         if where(item) in silent:
@@ -149,10 +148,9 @@ async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member,
         return marks(item, timeout)
 
     client.get_watermark_offsets = ask  # type: ignore[method-assign]
-    member.cluster.partitions["t"] = 2
-    member.cluster.log(*P0).fixed_end, member.cluster.log(*P1).fixed_end = 5, 7
-    error = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    member.cluster.committed_offsets["g"][refused] = error
+    member.cluster.brokers.create_topic("u")
+    member.cluster.log(*P0).end, member.cluster.log(*P1).end = 5, 7
+    refuse(client, refused, confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
     member.assign(P0, P1, refused)
     await member.until(lambda: P1 in heard.epochs, "the partition that answers")
     assert (set(heard.epochs), client.paused, client.assigned[P1]) == ({P1}, {P0, refused}, 7)
@@ -251,7 +249,7 @@ def test_partitions_whose_store_does_not_respond_hold_no_other(monkeypatch: pyte
     async def test(member: Member) -> None:
         client, heard, trouble = member.client, member.listener, member.consumer.trouble
         for partition in partitions:
-            member.cluster.log(*partition).fixed_end = 7
+            member.cluster.log(*partition).end = 7
         member.assign(*partitions)
         await member.until(lambda: len(heard.epochs) >= 79, "the partitions that have a response")
         assert "no response within 0.2 s" in trouble(silent[0])

@@ -17,6 +17,7 @@ from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacte
 from headrace.records import OutgoingRecord, Record
 from headrace.runtime import Clock, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
+from headrace_devkit.simulation.partition_log import UnwrittenRecord
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
@@ -86,7 +87,7 @@ async def test_a_corrupt_entry_is_passed_over_with_an_alarm(
     await view.start()
     log.put(b"b", entry({"holds": True}))
     log.put(key, value)
-    view.loaded(len(log.log(TOPIC)))
+    view.loaded(len(log.records(TOPIC)))
     assert view.items("") == {"b": {"holds": True}}
     assert "offset 1 of _control is not an entry" in caplog.text
     assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
@@ -99,7 +100,7 @@ async def test_put_returns_once_the_own_view_holds_it() -> None:
     """An entry that is written and not read back may hold or not, and the error says so."""
     log = Cluster()
     view = table(log)
-    view.loaded(len(log.log(TOPIC)))
+    view.loaded(len(log.records(TOPIC)))
     assert await view.put("hold/g", {"by": "me"}) == 0
     assert view.items("hold/") == {"hold/g": {"by": "me"}}
     assert await view.put_all({"hold/g": None, "hold/h": {}}) == [1, 2]
@@ -108,7 +109,7 @@ async def test_put_returns_once_the_own_view_holds_it() -> None:
     waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
     await asyncio.sleep(0)
     assert not waiting.done()
-    view.read(log.log(TOPIC)[-1:], 4)
+    view.read(log.records(TOPIC)[-1:], 4)
     assert await waiting == 3
     with pytest.raises(KafkaTimeout, match="may or may not be written"):
         await view.put_all({"hold/g": None}, limit_seconds=0.01)
@@ -131,7 +132,7 @@ async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_non
         await view.put("a", {})
     assert view.known.is_set()
     assert view.readiness() == (True, "control is off: may not be created")
-    assert log.log(TOPIC) == []
+    assert log.records(TOPIC) == []
 
 
 @given(
@@ -152,11 +153,11 @@ def test_every_view_is_the_same_wherever_it_began(
 
     for number, (key, value) in enumerate(steps):
         if number == loaded_at:
-            view.loaded(len(log.log(TOPIC)))
+            view.loaded(len(log.records(TOPIC)))
         if number == watched_at:
             view.watch("", apply)
         log.put(key.encode(), None if value is None else entry({"value": value}))
-    view.loaded(len(log.log(TOPIC)))
+    view.loaded(len(log.records(TOPIC)))
     if watched_at >= len(steps):
         view.watch("", apply)
     wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
@@ -166,8 +167,9 @@ def test_every_view_is_the_same_wherever_it_began(
 async def test_an_interrupted_load_continues_where_it_ended(cluster: Cluster) -> None:
     """Older changes that are applied again would undo newer ones for a moment, and repeat commands."""
     clock, seen = ManualClock(), []
-    cluster.log(TOPIC).fixed_written = 5
     cluster.fill([b"a"])
+    log = cluster.log(TOPIC)
+    log.append([UnwrittenRecord(b"a", entry({"id": number})) for number in range(4)], producer_id=1)
     view = table(cluster, clock, reads=False)
     view.watch("", lambda key, value: seen.append((key, value)))
     await view.start()
@@ -175,33 +177,33 @@ async def test_an_interrupted_load_continues_where_it_ended(cluster: Cluster) ->
     assert (seen, view.readiness().ready) == ([], False)
     cluster.broken.set()
     await clock.settle()
-    cluster.fill([b"a"])
-    cluster.append(Record(TOPIC, 0, 4, 0, b"a", entry({"id": 2})))
+    log.end_transaction(1, committed=True)
     await clock.advance(1)
-    assert (cluster.starts, seen, view.readiness().ready) == ([0, 1, 5], [("a", {"id": 2})], True)
+    assert (cluster.starts, seen, view.readiness().ready) == ([0, 1, 6], [("a", {"id": 3})], True)
     await view.catch_up()
     await view.stop()
 
 
 @pytest.mark.parametrize(
-    "topic_id, size, writes",
-    [("b", 2, True), ("b", 9, False), ("a", 2, True), ("a", 2, False)],
+    "is_new, size, writes",
+    [(True, 2, True), (True, 9, False), (False, 2, True), (False, 2, False)],
     ids=["created again", "and longer", "cut off", "and not written"],
 )
 async def test_a_topic_that_was_created_again_is_read_from_its_start(
-    cluster: Cluster, topic_id: str, size: int, writes: bool
+    cluster: Cluster, is_new: bool, size: int, writes: bool
 ) -> None:
     """What is not in it is removed, and what is written to it is read back."""
     clock, seen = ManualClock(), dict[str, Any]()
-    cluster.ids[TOPIC] = "a"
     cluster.fill([b"a", b"b", b"c"])
     view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.producer.produce, clock)  # type: ignore[arg-type]
     view.watch("", lambda key, value: seen.update({key: value}))
     await view.start()
     await clock.settle()
     assert set(seen) == {"a", "b", "c"}
-    cluster.logs.clear()
-    cluster.ids[TOPIC] = topic_id
+    if is_new:
+        cluster.empty()
+    else:
+        cluster.log(TOPIC).truncate(0)
     cluster.fill([b"b", *[b"d"] * (size - 1)])
     if writes:
         with pytest.raises(KafkaUnavailable, match="recreated or truncated"):
@@ -217,8 +219,8 @@ async def test_a_topic_that_was_created_again_is_read_from_its_start(
 
 async def test_reading_back_ends_behind_open_transactions(cluster: Cluster) -> None:
     """A process that was killed may have left one, whose end is waited for."""
-    cluster.log(TOPIC).fixed_written = 2
     cluster.fill([b"a"])
+    cluster.log(TOPIC).append([UnwrittenRecord(b"b")], producer_id=1)
 
     async def read() -> list[bytes | None]:
         topic, admin = InternalTopic(TOPIC), cast(Any, cluster)
@@ -227,5 +229,5 @@ async def test_reading_back_ends_behind_open_transactions(cluster: Cluster) -> N
     reading = asyncio.ensure_future(read())
     await ManualClock().settle()
     assert not reading.done()
-    cluster.fill([b"b"])
+    cluster.log(TOPIC).end_transaction(1, committed=True)
     assert await reading == [b"a", b"b"]

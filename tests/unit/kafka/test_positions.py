@@ -16,19 +16,23 @@ from headrace.records import Committed, TopicPartition
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_devkit.testing.memory_consumer import MemoryConsumer, plain
+from tests.group_member import refuse
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def client(committed: Mapping[int, int], error: confluent_kafka.KafkaError | None = None) -> MemoryConsumer:
+def client(committed: Mapping[int, int], error: int = 0) -> MemoryConsumer:
     """Return the client of a group, of a topic whose logs go from 40 to 100."""
     cluster = MemoryCluster({"t": 3, "u": 3})
     for topic, number in itertools.product("tu", range(3)):
         log = cluster.log(topic, number)
-        log.start, log.fixed_end = 40, 100
-    known = dict.fromkeys(range(3), error) if error else {n: Committed(at, "note") for n, at in committed.items()}
-    cluster.committed_offsets["g"] = {TopicPartition("t", number): at for number, at in known.items()}
-    return MemoryConsumer(cluster, {"group.id": "g"})
+        log.start, log.end = 40, 100
+    cluster.commit("g", {TopicPartition("t", number): Committed(at, "note") for number, at in committed.items()})
+    made = MemoryConsumer(cluster, {"group.id": "g"})
+    if error:
+        for number in range(3):
+            refuse(made, TopicPartition("t", number), error)
+    return made
 
 
 def resolver(policy: ReadPolicy, *, subscribed: Sequence[str] = ()) -> PositionResolver:
@@ -69,7 +73,7 @@ def test_what_was_added_begins_at_its_start() -> None:
 
 def test_what_cannot_be_read_is_not_guessed() -> None:
     """An error about one partition is an error, not "nothing committed"; nor is it when another topic is looked at."""
-    error = confluent_kafka.KafkaError(14)
+    error = confluent_kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS
     for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
         made = resolver(policy)
         assert (made.starts(client({}, error=error), [P0]), made.is_open(P0)) == ({}, True)

@@ -25,7 +25,9 @@ def look(changes: Sequence[dict[str, str]], *topics: str, pattern: str = "") -> 
         fits = fits_any([pattern]) if pattern else None
         service = Subscription("s", consumer, cluster, clock, topics=topics, fits=fits)  # type: ignore[arg-type]
         for ids in changes:
-            cluster.partitions, cluster.ids = dict.fromkeys(ids, 1), ids
+            cluster.brokers.topics.clear()
+            for name, topic_id in ids.items():
+                cluster.brokers.create_topic(name).id = topic_id
             await service._look()
             await clock.advance(5)
 

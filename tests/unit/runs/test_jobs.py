@@ -32,7 +32,7 @@ class JobsHarness:
 
     @property
     def log(self) -> list[Record]:
-        return self.cluster.log("c")
+        return self.cluster.records("c")
 
     async def process(self, name: str) -> Jobs:
         def make(job: Job) -> Any:

@@ -12,6 +12,7 @@ from headrace.errors import KafkaUnavailable
 from headrace.kafka import read_window, reader
 from headrace.kafka.reader import ReadPart
 from headrace.records import Committed, TopicPartition
+from headrace_devkit.simulation.partition_log import UnwrittenRecord
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -21,8 +22,9 @@ def cluster() -> Any:
     """Partition 0 holds 5 to 9, with an open transaction behind; partition 1 is empty; the group `g` is at 8."""
     made = MemoryCluster({"t": 2})
     log = made.log(*P0)
-    log.start, log.fixed_end, log.fixed_written = 5, 10, 12
-    made.committed_offsets["g"] = {P0: Committed(8)}
+    log.start, log.end = 5, 10
+    log.append([UnwrittenRecord()] * 2, producer_id=1)
+    made.commit("g", {P0: Committed(8)})
     return made
 
 

@@ -21,7 +21,7 @@ async def test_the_cluster_in_memory_keeps(check: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "Consumer", functools.partial(MemoryConsumer, cluster))
 
     async def cut(partition: TopicPartition, before: int) -> None:
-        cluster.log(*partition).cut(before)
+        cluster.log(*partition).delete_before(before)
 
     async def join() -> None:
         cluster.consumers[-1].rebalance("on_assign", TopicPartition("t", 0), TopicPartition("t", 1))

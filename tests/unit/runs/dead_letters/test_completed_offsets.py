@@ -22,7 +22,7 @@ class Cluster(MemoryCluster):
 
     def __init__(self) -> None:
         super().__init__({COMPLETED_TOPIC: 1, "a.dlq": 1, "b.dlq": 1})
-        self.ids |= {"a.dlq": "ida", "b.dlq": "idb"}
+        self.brokers.topics["a.dlq"].id, self.brokers.topics["b.dlq"].id = "ida", "idb"
 
     def mark(self, records: Iterable[OutgoingRecord]) -> None:
         for record in records:
@@ -96,5 +96,5 @@ def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> Non
     assert not found.is_completed(0, BLOCK_OFFSETS)
     admin.mark(found.tombstones_for_expired({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
     assert not admin.ended().is_completed(0, 2)
-    admin.ids["a.dlq"] = "other"
+    admin.brokers.topics["a.dlq"].id = "other"
     assert not admin.ended().is_completed(0, 2)

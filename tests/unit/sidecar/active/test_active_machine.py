@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from headrace.sidecar.active.requests import CommitRequest, Partitions, Position
 from headrace.sidecar.active.spec import Topics
 from headrace.sidecar.produce.transactions import ConsumerOffsets
 from headrace.sidecar.record_json import join_array
+from headrace_devkit.simulation.offsets import CommittedOffset, OffsetsOfGroups, Partition
 from headrace_devkit.testing import ManualClock
 
 RECORDS = 6
@@ -93,8 +94,7 @@ class Member:
                     offsets = msgspec.convert(request.body["consumer"], ConsumerOffsets).offsets
                     found, committed = await harness.run(one.for_transaction([each.processed() for each in offsets]))
                     assert found.member() is not None
-                    for partition, at in found.offsets.items():
-                        harness.committed[partition] = at
+                    harness.cluster.commit("g", found.offsets)
                     committed()
                 self.group.outputs.update(map(tuple, (each.value for each in request.body["topics"][0]["records"])))
                 return {"topics": []}
@@ -122,16 +122,17 @@ class Member:
         self.last |= dict(places)
 
 
-class Commits(dict[TopicPartition, Committed]):
+class CheckedOffsets(OffsetsOfGroups):
     """The committed offsets of the group; each is checked."""
 
-    def __init__(self, check: Callable[[TopicPartition, Committed], None]) -> None:
+    def __init__(self, check: Callable[[TopicPartition, int], None]) -> None:
         super().__init__()
         self.check = check
 
-    def __setitem__(self, partition: TopicPartition, at: Committed) -> None:
-        self.check(partition, at)
-        super().__setitem__(partition, at)
+    def commit(self, group: str, offsets: Mapping[Partition, CommittedOffset]) -> None:
+        for partition, at in offsets.items():
+            self.check(TopicPartition(*partition), at.offset)
+        super().commit(group, offsets)
 
 
 class Group:
@@ -143,15 +144,15 @@ class Group:
         self.outputs: Counter[tuple[int, int]] = Counter()
         self.wrong: list[str] = []
         self.owner: dict[TopicPartition, Member] = {}
-        self.harness.cluster.committed_offsets["g"] = Commits(self.commit)
+        self.harness.cluster.offsets = CheckedOffsets(self.check_commit)
         for partition in (P0, P1):
             self.harness.append(partition, *[4] * RECORDS)
         self.members = [Member(self, "a"), Member(self, "b")]
 
-    def commit(self, partition: TopicPartition, at: Committed) -> None:
+    def check_commit(self, partition: TopicPartition, at: int) -> None:
         """No committed offset passes a record that no client got, and none goes back."""
-        before = self.harness.committed.get(partition, Committed(0))
-        if before.offset > at.offset or not {(partition, offset) for offset in range(at.offset)} <= self.got:
+        before = self.harness.committed.get(partition, Committed(0)).offset
+        if before > at or not {(partition, offset) for offset in range(at)} <= self.got:
             self.wrong.append(f"{partition}: {before} to {at}")  # an error would only end the consumer
 
     async def open(self) -> None:

@@ -95,7 +95,7 @@ async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer,
         response = await text_of(server, request)
         assert direct == ([expected] if expected else []), request
         written, server.kafka.producer.records = server.kafka.producer.records, []
-        server.kafka.logs.clear()
+        server.kafka.empty()
         assert await text_of(server, chunked(request)) == response
         assert direct == ([expected] if expected else []), request
         assert server.kafka.producer.records == written

@@ -162,7 +162,7 @@ async def test_entries_are_read_back_as_far_as_the_window_goes(kafka: MemoryClus
         await keys.write()
     entry = kafka.producer.records[1]
     for age, known in ((599, True), (601, False)):
-        kafka.logs.clear()
+        kafka.empty()
         kafka.write(entry, int((clock.time() - age) * 1000))
         kafka.write(OutgoingRecord(KEYS, b"x", b"\x09another version"), int((clock.time() - age) * 1000))
         async with Keys(kafka, clock) as keys:

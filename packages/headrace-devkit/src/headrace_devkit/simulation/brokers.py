@@ -10,6 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from headrace_devkit.simulation.cluster_topics import ClusterTopics
 from headrace_devkit.simulation.partition_log import PartitionLog
 from headrace_devkit.simulation.world import Machine, World
 
@@ -193,21 +194,11 @@ class BrokerConnection:
             exchange.answered(response)
 
 
-class SimulatedTopic:
-    """A topic: its partitions and configuration."""
-
-    def __init__(self, name: str, number: int, configs: Mapping[str, str]) -> None:
-        self.name = name
-        self.id = f"topic-{number}"
-        """Another one for each creation of the name."""
-        self.configs = dict(configs)
-        self.partitions: list[PartitionLog] = []
-
-
-class Brokers:
+class Brokers(ClusterTopics):
     """All brokers of one cluster, with ids from 1 on."""
 
     def __init__(self, world: World, count: int = 1, *, configs: Mapping[str, float] | None = None) -> None:
+        super().__init__(count)
         self.world = world
         self.configs: dict[str, float] = {
             "broker.session.timeout.ms": 9000,
@@ -215,13 +206,10 @@ class Brokers:
             "transaction.state.log.num.partitions": 50,
             **(configs or {}),
         }
-        self.ids = list(range(1, count + 1))
-        self.topics: dict[str, SimulatedTopic] = {}
         self.on_moved: list[Callable[[str, int], None]] = []
         """Called with topic and partition when another broker has become the leader."""
         self._machines = {broker: world.machine(f"broker-{broker}") for broker in self.ids}
         self._starts = dict.fromkeys(self.ids, 1)
-        self._topics_made = 0
         self._connections: dict[int, dict[BrokerConnection, None]] = {broker: {} for broker in self.ids}
         for topic, name in ((OFFSETS_TOPIC, "offsets.topic"), (TRANSACTIONS_TOPIC, "transaction.state.log")):
             self.create_topic(topic, int(self.configs[f"{name}.num.partitions"]))
@@ -324,31 +312,6 @@ class Brokers:
         return [log for topic in self.topics.values() for log in topic.partitions]
 
     # Topics ----------------------------------------------------------------------------------------------------------
-
-    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> SimulatedTopic:
-        """Create a topic that does not exist, with a replica on each broker."""
-        self._topics_made += 1
-        topic = self.topics[name] = SimulatedTopic(name, self._topics_made, configs or {})
-        self.add_partitions(name, partitions)
-        return topic
-
-    def add_partitions(self, name: str, total: int) -> None:
-        """Let a topic have so many partitions; it never has fewer."""
-        topic = self.topics[name]
-        for partition in range(len(topic.partitions), total):
-            first = partition % len(self.ids)
-            log = PartitionLog(name, partition, self.ids[first:] + self.ids[:first])
-            if not self.is_up(log.replicas[0]):
-                log.leader = next((broker for broker in log.replicas if self.is_up(broker)), None)
-            topic.partitions.append(log)
-
-    def delete_topic(self, name: str) -> None:
-        del self.topics[name]
-
-    def log(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition; None if it does not exist."""
-        found = self.topics.get(topic)
-        return found.partitions[partition] if found and 0 <= partition < len(found.partitions) else None
 
     def leader_of(self, topic: str, partition: int) -> int | None:
         """Return the broker that clients send to, which may be down; None without a leader."""

@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigSource, ResourceType
 
-from headrace_devkit.simulation.brokers import Brokers
+from headrace_devkit.simulation.cluster_topics import ClusterTopics
 from headrace_devkit.simulation.offsets import OffsetsOfGroups
 from headrace_devkit.simulation.partition_log import PartitionLog
 
@@ -39,7 +39,7 @@ _MOST_TIMESTAMP, _LATEST, _EARLIEST = -3, -1, -2
 class SimulatedController:
     """Changes topics; each call gets whether it is only a check."""
 
-    def __init__(self, brokers: Brokers, offsets: OffsetsOfGroups) -> None:
+    def __init__(self, brokers: ClusterTopics, offsets: OffsetsOfGroups) -> None:
         self._brokers = brokers
         self._offsets = offsets
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -13,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.records import Committed, Header, Record, TopicPartition
+from headrace.records import Committed, Header, TopicPartition
+from headrace_devkit.simulation.partition_log import StoredRecord
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 _NO_COMMIT = Committed(confluent_kafka.OFFSET_INVALID)
@@ -40,10 +40,10 @@ class Message:
             self._error = SimpleNamespace(code=lambda: error, str=lambda: f"error {error}")
 
     @staticmethod
-    def of(record: Record) -> Message:
+    def of(partition: TopicPartition, record: StoredRecord) -> Message:
         """Return a record as the client does."""
-        values = {"key": record.key, "value": record.value, "headers": record.headers or None}
-        return Message(record.topic_partition, record.offset, timestamp_ms=record.timestamp_ms, **values)  # type: ignore[arg-type]
+        values = {"key": record.key, "value": record.value, "headers": list(record.headers) or None}
+        return Message(partition, record.offset, timestamp_ms=record.timestamp_ms, **values)  # type: ignore[arg-type]
 
     def error(self) -> Any:
         return self._error
@@ -174,21 +174,20 @@ class MemoryConsumer:
         for partition, position in self.assigned.items():
             if partition in self.paused or position == confluent_kafka.OFFSET_INVALID or len(found) == most:
                 continue
-            log = self.cluster.log(*partition)
-            if not log.start <= position <= log.end:
+            if (
+                fetched := self.cluster.log(*partition).fetch(position, most - len(found), committed_only=True)
+            ) is None:
                 self.assigned[partition] = confluent_kafka.OFFSET_INVALID  # until it is assigned again
                 found.append(Message(partition, None, KafkaError._AUTO_OFFSET_RESET))
                 continue
-            first = bisect_left(log, position, key=lambda record: record.offset)
-            if records := log[first : first + most - len(found)]:
-                found += map(Message.of, records)
-                self.assigned[partition] = records[-1].offset + 1
+            found += [Message.of(partition, record) for record in fetched.records]
+            self.assigned[partition] = fetched.next_offset
         return found
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         found = {
             name: SimpleNamespace(error=None, partitions={number: SimpleNamespace(leader=1) for number in range(count)})
-            for name, count in self.cluster.partitions.items()
+            for name, count in ((name, len(topic.partitions)) for name, topic in self.cluster.brokers.topics.items())
         }
         return SimpleNamespace(topics=found)
 
@@ -202,13 +201,11 @@ class MemoryConsumer:
     def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
         if self.cluster.failure:
             raise _no_answer()
-        committed = self.cluster.committed_offsets[self.settings["group.id"]]
+        committed = self.cluster.offsets.committed(self.settings["group.id"])
         found = []
         for item in items:
             at = committed.get(where(item), _NO_COMMIT)
-            error = at if isinstance(at, KafkaError) else None
-            at = _NO_COMMIT if error else at
-            facts = {"offset": at.offset, "metadata": at.metadata, "error": error}
+            facts = {"offset": at.offset, "metadata": at.metadata, "error": None}
             found.append(SimpleNamespace(topic=item.topic, partition=item.partition, **facts))
         return found
 
@@ -221,7 +218,7 @@ class MemoryConsumer:
             assert partition in self.assigned, f"a commit of {partition}, which is not assigned"
             self.commits.append((partition, at.offset))
             if outcome == "acknowledged":
-                self.cluster.committed_offsets[self.settings["group.id"]][partition] = at
+                self.cluster.commit(self.settings["group.id"], {partition: at})
         if asynchronous and outcome != "unanswered":
             failure = KafkaError(KafkaError.NOT_COORDINATOR) if outcome == "lost" else None
             self._reports.append((failure, [plain(where(item), item.offset) for item in offsets]))

@@ -87,7 +87,7 @@ class MemoryProducer:
         return [self.refusal(record) or self._impossible(record) for record in records]
 
     def _impossible(self, record: OutgoingRecord) -> HeadraceError | None:
-        if record.topic not in self._cluster.partitions:
+        if record.topic not in self._cluster.brokers.topics:
             return TopicNotFound(f"topic {record.topic} does not exist", topic=record.topic)
         return RecordTooLarge("too large") if record.size_bytes > _MOST_BYTES else None
 
@@ -120,5 +120,5 @@ class MemoryProducer:
             self.records.append(last_record(results))
             self._cluster.write(self.records[-1])
         if group:
-            self._cluster.committed_offsets[group.group] |= group.offsets
+            self._cluster.commit(group.group, group.offsets)
         return [KafkaTimeout("in doubt")] * len(records) if ends == "doubt" else results

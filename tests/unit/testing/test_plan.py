@@ -66,7 +66,13 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path) -> None:
     file.write_text("reactive_consumers: {a: {topics: [t], group: g, backend: {url: 'http://localhost:1/'}}}")
     for text, says in (
         ("consumers: {a: {records_per_second: 1}}", "missing required field `partitions`"),
-        ("consumers: {a: {records_per_second: 1, partitions: 2, largest_key: 2}}", "a.largest_key is not from 0 to 1"),
+        ("consumers: {a: {records_per_second: 1, partitions: 2, largest_key: 2}}", "<= 1.0 - at .*largest_key"),
+        ("consumers: {a: {records_per_second: .nan, partitions: 2}}", ">= 0.0 - at .*records_per_second"),
+        ("consumers: {a: {records_per_second: 1, partitions: 1000000000}}", "<= 1000000 - at .*partitions"),
+        ("consumers: {a: {records_per_second: 1, partitions: 2, record_bytes: 0}}", ">= 1 - at .*record_bytes"),
+        ("processes: {zones: 0}", ">= 1 - at .*zones"),
+        ("processes: {cores: 0}", "> 0.0 - at .*cores"),
+        ("processes: {count: 1000000000}", "<= 10000 - at .*count"),
     ):
         rates.write_text(text)
         with pytest.raises(ConfigError, match=says):
@@ -74,6 +80,13 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path) -> None:
     for given, says in (({"b": ConsumerRate(1, 2)}, "no consumer of this name"), ({}, "name no consumer")):
         with pytest.raises(ConfigError, match=says):
             plan({"a": consumer()}, Rates(given))
+    for processes, says in (
+        (ProcessRates(cores=0.01), "processes.cores is too small"),
+        (ProcessRates(record_microseconds=1e9), "more than a plan is made for"),
+        (ProcessRates(count=1, zones=3), "cannot be in 3 zones"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            plan({"a": consumer()}, Rates({"a": ConsumerRate(1000, 2)}, {}, processes))
     one = "consumers: {a: {records_per_second: 1, partitions: 2}}"
     rates.write_text(f"{one}\npipelines: {{p: {{records_per_second: 9, partitions: 4001}}}}")
     done = CliRunner().invoke(plan_command, [str(file), "--rates", str(rates)])

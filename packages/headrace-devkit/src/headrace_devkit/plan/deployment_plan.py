@@ -14,6 +14,7 @@ from headrace_devkit.plan.cost import ConsumerCost, copies_for, cost_of, offset_
 from headrace_devkit.plan.rates import ProcessRates, Rates
 
 _PLANNED: Final = 0.6
+_MOST_PROCESSES: Final = 10_000
 _CELL_PROCESSES: Final = 100
 _CELL_CONSUMERS: Final = 2000
 _SPARK_PARTITIONS: Final = 2000
@@ -75,7 +76,7 @@ def deployment_of(consumers: Mapping[str, ReactiveConsumerConfig], rates: Rates)
     """Choose the processes of each consumer, as many as its rate needs, and return what each process has then.
 
     Raises:
-        ConfigError: The rates name a consumer that the file does not have, or there is none.
+        ConfigError: The rates name a consumer that the file does not have, or there is none, or they fit no process.
     """
     if unknown := sorted(rates.consumers.keys() - consumers.keys()):
         raise ConfigError(f"the rates name {unknown[0]}, but the configuration has no consumer of this name: remove it")
@@ -93,7 +94,18 @@ def _placed(costs: Sequence[ConsumerCost], rates: Rates) -> PlannedDeployment:
     own, given = rates.processes, rates.consumers
     rest = own.process_millicores / 1000
     cores = sum(one.cores for one in costs) + sum(one.copies for one in costs) * own.consumer_millicores / 1000
-    count = own.count or max(2, own.zones, math.ceil(cores / (_PLANNED * own.cores - rest)))
+    free = _PLANNED * own.cores - rest
+    if free <= 0:
+        raise ConfigError(
+            f"processes.cores is too small: {_PLANNED:.0%} of it is planned, and {rest:g} is used at rest"
+        )
+    count = own.count or max(2, own.zones, math.ceil(cores / free))
+    if count > _MOST_PROCESSES:
+        raise ConfigError(
+            f"{count:,} processes are more than a plan is made for ({_MOST_PROCESSES:,}): divide the rates"
+        )
+    if count < own.zones:
+        raise ConfigError(f"{count} processes cannot be in {own.zones} zones: raise processes.count or lower zones")
     processes = [PlacedProcess(f"p{n}", f"z{n % own.zones}", own.cores - rest) for n in range(count)]
     placed = [PlacedConsumer(one.name, one.copies, one.cores) for one in costs]
     chosen = choose(placed, processes)

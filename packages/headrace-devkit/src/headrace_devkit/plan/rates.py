@@ -8,7 +8,6 @@ import yaml
 
 from headrace.errors import ConfigError
 
-
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Partitions = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]

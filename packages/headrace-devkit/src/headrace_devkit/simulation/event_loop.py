@@ -16,6 +16,7 @@ from headrace_devkit.simulation.world import Machine, Scheduled
 
 if TYPE_CHECKING:
     from headrace_devkit.simulation.network import Network
+    from headrace_devkit.simulation.simulated_children import PipeReader
 
 _TURN_SECONDS = 0.00002
 """What a turn takes: a task that never waits lets time go by, too."""
@@ -50,6 +51,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """What a signal does, by its number."""
         self._idle = False
         """Whether it is parked until something is ready."""
+        self._pipes: list[PipeReader] = []
         machine.start_thread(self._run, "loop")
 
     def _run(self) -> None:
@@ -175,6 +177,31 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def remove_reader(self, fd: Any) -> bool:
         fd.on_readable = None
         return True
+
+    # Children
+
+    async def subprocess_exec(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        assert self.network
+        assert self.network.children, "the scenario has no programs for child processes"
+        return self.network.children.start(self.machine, args, options), protocol_factory()
+
+    async def create_unix_connection(
+        self, protocol_factory: Any, path: Any = None, *, sock: Any = None, **_: Any
+    ) -> Any:
+        return sock.attach(protocol_factory())
+
+    async def connect_read_pipe(self, protocol_factory: Any, pipe: Any) -> Any:
+        from headrace_devkit.simulation.simulated_children import PipeReader  # it needs machines
+
+        reader = PipeReader(pipe, protocol_factory())
+        self._pipes.append(reader)
+        return reader, None
+
+    def look_at_pipes(self) -> None:
+        """Read what children have written, and whether it has ended."""
+        for reader in self._pipes:
+            reader.look()
+        self._pipes = [reader for reader in self._pipes if not reader.is_closed]
 
     # State
 

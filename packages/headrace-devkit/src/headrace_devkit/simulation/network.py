@@ -7,9 +7,12 @@ connections. What listens is a process's HTTP server, or anything that makes pro
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace_devkit.simulation.world import Machine, World
+
+if TYPE_CHECKING:
+    from headrace_devkit.simulation.simulated_children import Children
 
 _RETRY_SECONDS = 0.25
 _NEAR_SECONDS = 0.0002
@@ -25,6 +28,8 @@ class Network:
         """By name and port: the machine, and what gets each new connection."""
         self.refused: set[str] = set()
         """Names of machines that refuse connections, as one does that is not started yet."""
+        self.children: Children | None = None
+        """The child processes of machines, if a scenario has any."""
         self._addresses: dict[str, str] = {}
 
     def join(self, machine: Machine) -> None:

@@ -17,6 +17,7 @@ from headrace_devkit.simulation.world import Problem, World
 
 SCENARIOS: Mapping[str, str] = {
     "control": "headrace_devkit.simulation.control_scenario:control",
+    "functions": "headrace_devkit.simulation.functions_scenario:functions",
     "keys": "headrace_devkit.simulation.keys_scenario:keys",
     "push": "headrace_devkit.simulation.push_scenario:push",
     "redrive": "headrace_devkit.simulation.redrive_scenario:redriving",

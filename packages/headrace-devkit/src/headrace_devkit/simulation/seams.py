@@ -181,8 +181,11 @@ def _sockets(network: Network) -> dict[Any, Any]:
     def pid() -> int:
         return 1000 + [*network.world.machines].index(_machine(network.world).name)
 
-    return {
+    found: dict[Any, Any] = {
         socket.create_server: create_server,
         socket.gethostname: lambda: _machine(network.world).host,
         os.getpid: pid,
     }
+    if network.children:
+        found |= {socket.socketpair: network.children.socketpair, os.killpg: network.children.killpg}
+    return found

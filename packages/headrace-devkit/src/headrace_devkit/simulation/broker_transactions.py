@@ -110,6 +110,8 @@ class BrokerTransactions:
         self._world = brokers.world
         self._offsets = offsets
         self.late = LateRequests()
+        self.hangs: Callable[[], bool] = lambda: False
+        """Whether a client that loses the response to its offsets waits for ever. Source: librdkafka, issue 5511."""
         self.coordinator = TransactionCoordinator()
         self._producers: dict[PartitionLog, ProducerStates] = {}
         self._groups: dict[tuple[int, Partition], dict[str, None]] = {}

@@ -198,6 +198,8 @@ class TransactionOffsets:
             self._done(error_that_aborts(code, "the transaction has failed"))
             return True
         may_pass = (*LOST, *MOVED, *BUSY, KafkaError.REQUEST_TIMED_OUT, KafkaError.UNKNOWN_TOPIC_OR_PART)
+        if code in LOST and self._transactions.hangs():
+            return True
         if code not in may_pass or self._coordinator.cluster.world.now >= self._end:
             return False
         again()

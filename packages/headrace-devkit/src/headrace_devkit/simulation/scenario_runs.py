@@ -17,6 +17,7 @@ from headrace_devkit.simulation.world import Problem, World
 
 SCENARIOS: Mapping[str, str] = {
     "control": "headrace_devkit.simulation.control_scenario:control",
+    "exactly-once": "headrace_devkit.simulation.exactly_once_scenario:exactly_once",
     "functions": "headrace_devkit.simulation.functions_scenario:functions",
     "keys": "headrace_devkit.simulation.keys_scenario:keys",
     "push": "headrace_devkit.simulation.push_scenario:push",

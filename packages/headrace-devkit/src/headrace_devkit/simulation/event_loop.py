@@ -6,6 +6,7 @@ Its turns run on a thread of the machine, so that code which blocks the loop blo
 
 import asyncio
 import contextvars
+import functools
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -22,15 +23,57 @@ _TURN_SECONDS = 0.00002
 """What a turn takes: a task that never waits lets time go by, too."""
 
 
-class TimerHandle(asyncio.TimerHandle):
-    """A call at a time, as an event of the machine."""
+class Handle:
+    """`asyncio.Handle`, which has less to do here: no slow calls are logged, and nothing is traced."""
 
-    scheduled: Scheduled | None = None
+    __slots__ = ("_args", "_callback", "_context", "_is_cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: Any, context: contextvars.Context | None) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = contextvars.copy_context() if context is None else context
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._callback, self._args = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def run(self, loop: "SimulatedLoop") -> None:
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as cause:  # noqa: BLE001 the boundary of the loop
+            message = f"Exception in callback {getattr(self._callback, '__qualname__', self._callback)}"
+            loop.call_exception_handler({"message": message, "exception": cause, "handle": self})
+
+
+class TimerHandle(Handle):
+    """`asyncio.TimerHandle`: a call at a time, as an event of the machine."""
+
+    __slots__ = ("_when", "scheduled")
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Any, context: contextvars.Context | None
+    ) -> None:
+        super().__init__(callback, args, context)
+        self._when = when
+        self.scheduled: Scheduled | None = None
+
+    def when(self) -> float:
+        return self._when
 
     def cancel(self) -> None:
         if self.scheduled is not None:
             self.scheduled.cancel()
         super().cancel()
+
+
+def _nothing() -> None:
+    """What a cancelled call does."""
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -40,7 +83,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.machine = machine
         self.network: Network | None = None
         """Where its connections go; set by the network that the machine is part of."""
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[Handle] = deque()
         self._waiter = greenlet_threads.Waiter()
         self._executor: greenlet_threads.Executor | None = None
         self._task_factory: Any = None
@@ -63,8 +106,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             waiter.wait(_TURN_SECONDS if ready else None)
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle.cancelled():
-                    handle._run()
+                if not handle._is_cancelled:
+                    handle.run(self)
             handle = None  # type: ignore[assignment] # a frame that is kept would keep what it did last
 
     # Calls
@@ -74,8 +117,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> Handle:
+        handle = Handle(callback, args, context)
         self._ready.append(handle)
         if self._idle:
             self._idle = False
@@ -87,13 +130,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self.machine.world.now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> TimerHandle:
-        handle = TimerHandle(when, callback, args, self, context)
-        handle.scheduled = self.machine.world.call_at(when, lambda: self._due(handle), self.machine)
+        handle = TimerHandle(when, callback, args, context)
+        handle.scheduled = self.machine.world.call_at(when, functools.partial(self._due, handle), self.machine)
         return handle
 
     def _due(self, handle: TimerHandle) -> None:
@@ -102,9 +145,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if self._idle:
             self._idle = False
             self._waiter.wake(_TURN_SECONDS)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing is left to do: the event of the world was cancelled."""
 
     # Tasks
 
@@ -146,7 +186,20 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Future[Any]:
         if executor is None:
             self._executor = executor = self._executor or greenlet_threads.executor("executor", 16)
-        return asyncio.wrap_future(executor.submit(func, *args), loop=self)
+        result = self.create_future()
+
+        def done(value: Any, cause: BaseException | None) -> None:
+            if result.cancelled():
+                return
+            if cause is None:
+                result.set_result(value)
+            else:
+                result.set_exception(cause)
+
+        executor.run(
+            functools.partial(func, *args), result.cancelled, lambda value, cause: self.call_soon(done, value, cause)
+        )
+        return result
 
     # Network
 

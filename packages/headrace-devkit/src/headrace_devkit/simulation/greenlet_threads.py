@@ -5,6 +5,7 @@ What happens between two waits is one step: races between bytecodes are not expl
 """
 
 import asyncio
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -17,9 +18,14 @@ import greenlet
 
 from headrace_devkit.simulation.world import Machine
 
-_machines: WeakKeyDictionary[greenlet.greenlet, Machine] = WeakKeyDictionary()
-_numbers: WeakKeyDictionary[greenlet.greenlet, int] = WeakKeyDictionary()
 _next_number = itertools.count(1)
+
+
+class _Thread(greenlet.greenlet):  # type: ignore[misc] # it has no types
+    """A thread of a machine."""
+
+    machine: Machine
+    number: int
 
 
 def start(machine: Machine, target: Callable[[], object], name: str) -> greenlet.greenlet:
@@ -30,26 +36,28 @@ def start(machine: Machine, target: Callable[[], object], name: str) -> greenlet
             target()
         except Exception as cause:  # noqa: BLE001 the boundary of the thread
             machine.world.problem("thread-died", f"{machine.name}, {name}: {type(cause).__name__}: {cause}")
+        if machine.alive:
+            del machine.threads[thread]
 
-    thread = greenlet.greenlet(run, machine.world.hub)
-    _machines[thread] = machine
-    _numbers[thread] = next(_next_number)
-    machine.threads.append(thread)
+    thread = _Thread(run, machine.world.hub)
+    thread.machine = machine
+    thread.number = next(_next_number)
+    machine.threads[thread] = None
     machine.world.call_later(0, thread.switch, machine)
     return thread
 
 
 def current_machine() -> Machine:
     """Return the machine whose thread is running."""
-    machine = _machines.get(greenlet.getcurrent())
-    if machine is None:
+    thread = greenlet.getcurrent()
+    if not isinstance(thread, _Thread):
         raise RuntimeError("this waits, and only a thread of a machine may wait")
-    return machine
+    return thread.machine
 
 
 def get_ident() -> int:
     """Return the number of this thread."""
-    return _numbers.get(greenlet.getcurrent(), 0)
+    return getattr(greenlet.getcurrent(), "number", 0)
 
 
 class Waiter:
@@ -65,18 +73,25 @@ class Waiter:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until `wake`, at most this long; return whether it was woken. An earlier `wake` counts."""
-        machine = current_machine()
-        if not self._woken:
-            self._thread = greenlet.getcurrent()
+        thread = greenlet.getcurrent()
+        if not isinstance(thread, _Thread):
+            raise RuntimeError("this waits, and only a thread of a machine may wait")
+        machine = thread.machine
+        world = machine.world
+        if not self._woken and (seconds is None or not world.passes(seconds)):
+            self._thread = thread
             self._machine = machine
             if seconds is not None:
-                self._timer = machine.world.call_later(seconds, self._resume, machine)
+                self._timer = world.call_at(world.now + seconds, self._resume, machine)
             loop = asyncio._get_running_loop()
-            asyncio._set_running_loop(None)
-            try:
-                machine.world.hub.switch()
-            finally:
-                asyncio._set_running_loop(loop)
+            if loop is None:
+                world.hub.switch()
+            else:
+                asyncio._set_running_loop(None)
+                try:
+                    world.hub.switch()
+                finally:
+                    asyncio._set_running_loop(loop)
         woken, self._woken = self._woken, False
         return woken
 
@@ -88,7 +103,8 @@ class Waiter:
         if self._thread is not None and self._machine is not None:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._machine.world.call_later(seconds, self._resume, self._machine)
+            world = self._machine.world
+            self._timer = world.call_at(world.now + seconds, self._resume, self._machine)
 
     def _resume(self) -> None:
         thread, self._thread, self._timer = self._thread, None, None
@@ -318,7 +334,7 @@ class Thread:
 
     @property
     def ident(self) -> int | None:
-        return _numbers.get(self._thread) if self._thread else None
+        return getattr(self._thread, "number", None)
 
     def start(self) -> None:
         if self._started:
@@ -340,22 +356,69 @@ class Thread:
 
 
 class Future(futures.Future[Any]):
-    """`concurrent.futures.Future`, whose `result` lets other threads run."""
+    """`concurrent.futures.Future`, whose `result` lets other threads run. It needs no lock: one thread is running."""
+
+    def __init__(self) -> None:
+        self._how = "pending"
+        self._value: Any = None
+        self._cause: BaseException | None = None
+        self._calls: list[Callable[[Any], object]] = []
+
+    def cancel(self) -> bool:
+        if self._how == "pending":
+            self._end("cancelled")
+        return self._how == "cancelled"
+
+    def cancelled(self) -> bool:
+        return self._how == "cancelled"
+
+    def running(self) -> bool:
+        return self._how == "running"
+
+    def done(self) -> bool:
+        return self._how in ("cancelled", "finished")
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        if self.done():
+            fn(self)
+        else:
+            self._calls.append(fn)
+
+    def set_running_or_notify_cancel(self) -> bool:
+        if self._how == "pending":
+            self._how = "running"
+        return self._how == "running"
+
+    def set_result(self, result: Any) -> None:
+        self._value = result
+        self._end("finished")
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._cause = exception
+        self._end("finished")
 
     def result(self, timeout: float | None = None) -> Any:
-        self._wait(timeout)
-        return super().result(0)
+        if (cause := self.exception(timeout)) is not None:
+            raise cause
+        return self._value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._wait(timeout)
-        return super().exception(0)
-
-    def _wait(self, timeout: float | None) -> None:
         if not self.done():
             ended = ThreadEvent()
-            self.add_done_callback(lambda _: ended.set())
+            self._calls.append(lambda _: ended.set())
             if not ended.wait(timeout):
                 raise TimeoutError
+        if self._how == "cancelled":
+            raise futures.CancelledError
+        return self._cause
+
+    def _end(self, how: str) -> None:
+        if self.done():
+            raise futures.InvalidStateError(self._how)
+        self._how = how
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(self)
 
 
 class _Calls:
@@ -363,7 +426,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.busy = 0
-        self.waiting: deque[tuple[Future, Callable[[], Any]]] = deque()
+        self.waiting: deque[tuple[Callable[[], Any], Callable[[], bool], Callable[[Any, Any], object]]] = deque()
 
 
 class Executor(futures.Executor):
@@ -375,13 +438,30 @@ class Executor(futures.Executor):
         self._calls: WeakKeyDictionary[Machine, _Calls] = WeakKeyDictionary()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        machine, future = current_machine(), Future()
+        future = Future()
+
+        def done(value: Any, cause: BaseException | None) -> None:
+            if cause is None:
+                future.set_result(value)
+            else:
+                future.set_exception(cause)
+
+        def skips() -> bool:
+            return not future.set_running_or_notify_cancel()
+
+        self.run(functools.partial(fn, *args, **kwargs), skips, done)
+        return future
+
+    def run(
+        self, call: Callable[[], Any], skips: Callable[[], bool], done: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        """Run a call, unless it is to be skipped when its turn comes; `done` gets its result, or what it raised."""
+        machine = current_machine()
         calls = self._calls.setdefault(machine, _Calls())
-        calls.waiting.append((future, lambda: fn(*args, **kwargs)))
+        calls.waiting.append((call, skips, done))
         if calls.busy < self._threads:
             calls.busy += 1
             machine.start_thread(lambda: _work(calls), self._name)
-        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Threads end when no call waits."""
@@ -390,13 +470,15 @@ class Executor(futures.Executor):
 def _work(calls: _Calls) -> None:
     try:
         while calls.waiting:
-            future, call = calls.waiting.popleft()
-            if not future.set_running_or_notify_cancel():
+            call, skips, done = calls.waiting.popleft()
+            if skips():
                 continue
             try:
-                future.set_result(call())
+                value = call()
             except Exception as cause:  # noqa: BLE001 boundary: the caller gets it
-                future.set_exception(cause)
+                done(None, cause)
+            else:
+                done(value, None)
     finally:
         calls.busy -= 1
 

@@ -36,11 +36,10 @@ class Problem(NamedTuple):
 class Scheduled:
     """A call at a time; `cancel` drops it."""
 
-    __slots__ = ("at", "call", "machine", "number")
+    __slots__ = ("at", "call", "machine")
 
-    def __init__(self, at: float, number: int, call: Callable[[], object], machine: "Machine | None") -> None:
+    def __init__(self, at: float, call: Callable[[], object], machine: "Machine | None") -> None:
         self.at = at
-        self.number = number
         self.call: Callable[[], object] | None = call
         self.machine = machine
 
@@ -56,6 +55,8 @@ class Trace:
         self.counts: dict[str, int] = defaultdict(int)
         self.watchers: dict[str, list[Callable[..., object]]] = defaultdict(list)
         self.hash = hashlib.blake2b(digest_size=8)
+        self.order = 0
+        """The hash of all steps."""
 
     def add(self, event: tuple[Any, ...]) -> None:
         self.hash.update(repr(event).encode())
@@ -63,6 +64,19 @@ class Trace:
         self.events.append(event)
         if len(self.events) > 2 * _KEPT:
             del self.events[:_KEPT]
+
+
+class _Until:
+    """How far a world runs now."""
+
+    __slots__ = ("condition", "end", "is_over")
+
+    def __init__(self, end: float = 0.0, condition: Callable[[], object] | None = None) -> None:
+        self.end = end
+        self.condition = condition
+        """What ends the run earlier."""
+        self.is_over = False
+        """Whether that has come true while a thread let time pass."""
 
 
 class World:
@@ -82,7 +96,7 @@ class World:
         self._heap: list[tuple[float, int, Scheduled]] = []
         self._number = 0
         self._trace = Trace()
-        self._order = 0
+        self._until = _Until()
         self._network: Network | None = None
 
     @property
@@ -99,7 +113,7 @@ class World:
     def digest(self) -> str:
         """The hash of all events and steps so far: equal in two runs that did the same."""
         whole = self._trace.hash.copy()
-        whole.update(str(self._order).encode())
+        whole.update(str(self._trace.order).encode())
         return whole.hexdigest()
 
     @property
@@ -133,14 +147,37 @@ class World:
 
         The call must not block: what waits is a thread (`Machine.start_thread`).
         """
-        return self.call_at(self.now + max(seconds, 0.0), call, machine)
+        return self.call_at(self.now + seconds, call, machine)
 
     def call_at(self, at: float, call: Callable[[], object], machine: "Machine | None" = None) -> Scheduled:
         """Run a call at a time of the run."""
-        self._number += 1
-        scheduled = Scheduled(max(at, self.now), self._number, call, machine)
-        heapq.heappush(self._heap, (scheduled.at, scheduled.number, scheduled))
+        self._number = number = self._number + 1
+        scheduled = Scheduled(at if at > self.now else self.now, call, machine)
+        heapq.heappush(self._heap, (scheduled.at, number, scheduled))
         return scheduled
+
+    def passes(self, seconds: float) -> bool:
+        """Let time pass for the thread that runs, if nothing else happens meanwhile; return whether it did.
+
+        It is the event that `call_later` would be, without the way to the hub and back.
+        """
+        at = self.now + seconds
+        heap = self._heap
+        machine = self.current
+        until = self._until
+        if machine is None or at <= self.now or at > until.end or (heap and heap[0][0] <= at) or machine.is_held:
+            return False
+        if machine.waits:
+            machine.look_at_waits()
+            if heap and heap[0][0] <= at:
+                return False
+        if until.condition is not None and until.condition():
+            until.is_over = True
+            return False
+        self._number = number = self._number + 1
+        self._trace.order = hash((self._trace.order, at, number))
+        self.now = at
+        return True
 
     def note(self, name: str, *values: Any) -> None:
         """Add an event to the trace; its values are plain, so that two runs write the same."""
@@ -160,36 +197,42 @@ class World:
 
     def run(self, seconds: float) -> None:
         """Let this much time go by."""
-        self._run_to(self.now + seconds, lambda: False)
+        self._run_to(self.now + seconds, None)
 
     def run_until(self, condition: Callable[[], object], limit_seconds: float) -> bool:
         """Let time go by until a condition holds, at most this long; return whether it holds."""
         return bool(condition()) or self._run_to(self.now + limit_seconds, condition)
 
-    def _run_to(self, end: float, condition: Callable[[], object]) -> bool:
+    def _run_to(self, end: float, condition: Callable[[], object] | None) -> bool:
         if greenlet.getcurrent() is not self.hub:
             raise RuntimeError("a thread of a machine cannot run the world: wait instead")
+        self._until = until = _Until(end, condition)
         at_once = 0
-        heap = self._heap
-        while heap and heap[0][0] <= end:
-            scheduled = heapq.heappop(heap)[2]
-            call, machine = scheduled.call, scheduled.machine
-            if call is None or (machine is not None and not machine.accepts(scheduled)):
-                continue
-            at_once = at_once + 1 if scheduled.at == self.now else 0
-            if at_once > _STEPS_OF_A_MOMENT:
-                raise RuntimeError(f"time does not pass at {self.now:.6f}: {call!r} of {machine and machine.name}")
-            self.now = max(self.now, scheduled.at)
-            self._order = hash((self._order, self.now, scheduled.number))
-            self.current = machine
-            try:
+        heap, pop, trace = self._heap, heapq.heappop, self._trace
+        try:
+            while heap and heap[0][0] <= end:
+                at, number, scheduled = pop(heap)
+                call, machine = scheduled.call, scheduled.machine
+                if call is None or (machine is not None and not machine.accepts(scheduled)):
+                    continue
+                if at > self.now:
+                    self.now = at
+                    at_once = 0
+                else:
+                    at_once += 1
+                    if at_once > _STEPS_OF_A_MOMENT:
+                        raise RuntimeError(f"time does not pass at {at:.6f}: {call!r} of {machine and machine.name}")
+                trace.order = hash((trace.order, at, number))
+                self.current = machine
                 call()
-            finally:
                 self.current = None
-            if machine is not None and machine.waits:
-                machine.look_at_waits()
-            if condition():
-                return True
+                if machine is not None and machine.waits:
+                    machine.look_at_waits()
+                if condition is not None and (until.is_over or condition()):
+                    return True
+        finally:
+            self.current = None
+            self._until = _Until()
         self.now = end
         return False
 
@@ -209,8 +252,8 @@ class Machine:
         self._cut_in_until = 0.0
         self._cut_out_until = 0.0
         # What it runs
-        self.threads: list[greenlet.greenlet] = []
-        """All threads, also those of a killed machine: were they collected, their `finally` would run."""
+        self.threads: dict[greenlet.greenlet, None] = {}
+        """The threads that have not ended, also those of a killed machine: collected, their `finally` would run."""
         self.waits: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         """Conditions that threads wait for, and the call that wakes each."""
         self._loop: SimulatedLoop | None = None
@@ -239,6 +282,11 @@ class Machine:
     @property
     def paused(self) -> bool:
         return self.world.now < self._paused_until
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its events do not run now: it is killed, paused, or has not caught up after a pause."""
+        return not self.alive or bool(self._held) or self.world.now < self._paused_until
 
     def receives(self) -> bool:
         """Whether what others send arrives: not while its incoming network is cut. A paused machine receives."""
@@ -292,7 +340,7 @@ class Machine:
         """Whether its event runs now; that of a killed machine never does, that of a paused one later."""
         if not self.alive:
             return False
-        if self._held or self.paused:
+        if self._held or self.world.now < self._paused_until:
             self._held.append(scheduled)
             return False
         return True

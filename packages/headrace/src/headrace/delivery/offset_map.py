@@ -17,6 +17,8 @@ _MAGIC = b"HR\x01"
 _MAGIC_WITH_TRIES = b"HR\x02"
 _HEAD = struct.Struct(">3sBqI")
 _TRIES = struct.Struct(">Id")
+_MOST_ATTEMPTS, _LAST_TIME = 1_000_000, 32_503_680_000
+"""Beyond them, in the year 3000, they were written by somebody else, and no dead letter could be made of them."""
 _SUM = struct.Struct(">I")
 _GAPS, _BITS, _DEFLATED = range(3)
 _COMPLETED, _IN_FLIGHT = b"01"
@@ -98,6 +100,8 @@ def decode(text: str, base: int) -> OffsetMap | None:
         if not with_tries and magic != _MAGIC:
             return None
         tries = Tries(*_TRIES.unpack_from(body, _HEAD.size)) if with_tries else None
+        if tries and not (tries.attempts <= _MOST_ATTEMPTS and 0 <= tries.first_failed_at <= _LAST_TIME):
+            return None
         payload = body[_HEAD.size + (_TRIES.size if with_tries else 0) :]
         in_flight = frozenset(_decode_in_flight(codec, payload, base, span)) if span else frozenset[int]()
         return OffsetMap(base, base + span, in_flight, tries)

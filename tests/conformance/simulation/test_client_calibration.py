@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import confluent_kafka
 import pytest
 
 from headrace_devkit.devcluster import Cluster
@@ -24,6 +25,10 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A broker for scripts that stop it, or reach it through a proxy; without TLS in any case."""
     cluster = Cluster(tmp_path_factory.mktemp("calibration"), 1, proxied=True)
     cluster.start()
+    # The first request for a group creates the topic of offsets; until then others get NOT_COORDINATOR.
+    client = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "first"})
+    client.committed([confluent_kafka.TopicPartition("any", 0)], timeout=30)
+    client.close()
     yield cluster
     cluster.remove()
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from headrace.commands.placement import choose as module
 from headrace.commands.placement.choose import PlacedConsumer, PlacedProcess, choose
 
+_OWN_THREADS = 40
+"""Threads of a process besides those of its consumers, with some to spare: docs/sizing.md."""
 NAMES = st.lists(st.integers(0, 10_000), min_size=1, max_size=60, unique=True)
 PROCESSES = st.lists(
     st.tuples(st.integers(0, 10_000), st.integers(0, 3)), min_size=1, max_size=12, unique_by=lambda one: one[0]
@@ -86,6 +88,35 @@ def test_a_thousand_consumers_on_fifty_processes(sticky: bool) -> None:
     assert moves(chosen, choose(consumers, without, before)) <= had * (1 if sticky else 3)
     added = moves(chosen, choose(consumers, [*processes, PlacedProcess("new", "z0")], before))
     assert added == 0 if sticky else added > 0
+
+
+def test_a_restart_among_two_hundred_processes_touches_few_groups() -> None:
+    """With four thousand consumers: 1.5 % of them at most, and 400 threads in no process, by six for each consumer."""
+    processes = [PlacedProcess(f"p{number}", f"z{number % 3}") for number in range(200)]
+    consumers = [PlacedConsumer(f"c{number}") for number in range(4000)]
+    chosen = choose(consumers, processes)
+    most = max(Counter(name for names in chosen.values() for name in names).values())
+    assert most <= 0.015 * len(consumers)
+    assert most * consumers[0].threads + _OWN_THREADS <= 400
+    without = choose(consumers, processes[1:], chosen)
+    assert len([name for name in chosen if without[name] != chosen[name]]) <= 0.015 * len(consumers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(CONSUMERS, PROCESSES, st.data())
+def test_a_consumer_runs_only_where_its_file_has_it(
+    consumers: list[PlacedConsumer], processes: list[PlacedProcess], data: st.DataObject
+) -> None:
+    names = [one.name for one in processes]
+    some = st.lists(st.sampled_from(names), min_size=1, unique=True)
+    consumers = [one._replace(known_by=data.draw(some)) for one in consumers]
+    before = choose([one._replace(known_by=()) for one in consumers], processes)
+    chosen = choose(consumers, processes, before)
+    for one in consumers:
+        assert {*chosen[one.name]} <= {*one.known_by}
+        assert len(chosen[one.name]) == min(one.copies, len(one.known_by))
+    after = choose(consumers, processes, chosen)
+    assert moves(after, choose(consumers, processes, after)) == 0
 
 
 def test_a_zone_that_comes_back_gets_its_copies_again() -> None:

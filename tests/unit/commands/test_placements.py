@@ -92,7 +92,7 @@ class Deployment:
         def apply() -> None:
             self.running[name] = [each for each in wanted or CONSUMERS if one.runs(each)]
 
-        one.follow(lambda: wanted or CONSUMERS, apply)
+        one.follow("file", lambda: wanted or CONSUMERS, apply)
         await one.start()
         one.spawn(one.run(), "run")
         await self.clock.advance(1)
@@ -205,12 +205,21 @@ async def test_two_that_both_choose_end_with_one_choice(deployment: Deployment) 
     assert all({*names} == {"p0", "p1"} for names in written.values())
 
 
-async def test_a_removed_or_unknown_consumer_moves_nothing(deployment: Deployment) -> None:
-    """A process with an older file knows fewer consumers, and takes no entry away."""
+async def test_a_consumer_runs_where_a_file_has_it(deployment: Deployment) -> None:
+    """Whichever process chooses: here one with the older file. Both copies, as soon as a second process has the new."""
     await deployment.process("p0", wanted=CONSUMERS[:5])
-    await deployment.process("p1")
+    await deployment.process("p1", wanted=CONSUMERS[:5])
     await deployment.clock.advance(30)
     assert [*_entries(deployment)] == [f"placement/{name}" for name in CONSUMERS[:5]]
+    new = await deployment.process("p2")
+    await deployment.clock.advance(30)
+    assert deployment.leases.holders[CHOOSER] == "p0"
+    assert {*CONSUMERS[5:]} <= {*deployment.running["p2"]}
+    assert new.readiness().ready
+    await deployment.process("p3")
+    await deployment.clock.advance(30)
+    assert copies(deployment.running) == [2] * 20
+    assert all({*_entries(deployment)[f"placement/{name}"]["processes"]} == {"p2", "p3"} for name in CONSUMERS[5:])
 
 
 async def test_two_deployments_on_one_cluster_choose_each_for_themselves(deployment: Deployment) -> None:

@@ -7,6 +7,7 @@ from headrace.commands.commands import Commands
 from headrace.commands.consumer_control import ConsumerControl
 from headrace.commands.consumer_status import ConsumerStatuses
 from headrace.commands.instance_owners import InstanceOwners
+from headrace.commands.placement.consumer_groups import ConsumerGroups
 from headrace.commands.placement.placements import Placements
 from headrace.commands.routes import ControlEndpoints
 from headrace.consumers.consumers_parts import ConsumersParts
@@ -40,13 +41,19 @@ class CommandParts(Parts):
         """Those of the owners; active consumers start them."""
         self.placements: Placements | None = None
         """Which consumers this process runs; None if it runs all. Reactive consumers start it."""
+        self.placed: ConsumerGroups | None = None
+        """The consumers and functions of the file, if they are placed."""
         lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
         if placement := config.placement:
             share = context.process.share
             name = f"{placement.process}.{share.number}" if placement.process and share else placement.process
-            self.placements = Placements(
+            self.placements = placements = Placements(
                 self.table, placement, name or context.host, lease_of, context.admin, config.state_dir, clock
             )
+            self.placed = placed = ConsumerGroups(
+                context, consumers, self.control, placements.process, registered=False
+            )
+            placements.follow("file", lambda: placed.of_file, lambda: placed.apply_placed(placements.runs))
         if config.cluster.peers:
             self.owners = InstanceOwners(self.table, config.cluster.url or "", lease_of, context.admin, clock)
             tls = ClientTlsFiles("cluster.tls", config.cluster.tls, clock)

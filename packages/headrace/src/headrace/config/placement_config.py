@@ -10,7 +10,7 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,100}$")]
 
 
 class PlacementConfig(Section):
-    """Which processes run which reactive consumers. Without this section each process runs all of them."""
+    """Which processes run which consumers and functions. Without this section each process runs all of them."""
 
     copies: Annotated[int, Field(ge=1, le=100)] = 2
     """Processes that run each consumer."""

@@ -1,11 +1,14 @@
 """What reactive consumers and functions share: pumps, dead letters, topics to create, clusters, restarts."""
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 from weakref import WeakSet
 
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
+from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.consumers.lag import GroupTopics
 from headrace.consumers.preconditions import TopicRequirement
@@ -24,6 +27,7 @@ from headrace.runtime import RestartedServices, Service
 
 INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: use another topic"
 _FLOW = FlowControl()
+_STATIC: Final = "group.instance.id"
 
 
 class ConsumerSet:
@@ -32,12 +36,13 @@ class ConsumerSet:
     def __init__(self, context: ProcessContext, *, first: "ConsumerSet | None" = None) -> None:
         """Prepare; `first` is the first set of the process, if this is another one."""
         self._context = context
-        self._config = context.config
         self._pumps: WeakSet[Pump] = first._pumps if first else WeakSet()
         self._other_clusters: list[TopicDirectory] = []
         """Topics of clusters and logins that only functions and pipelines use."""
+        self.static_name = ""
+        """If it is set, consumers are static members by this name and theirs, so that a restart moves no partition."""
         self.consumers: list[RunningConsumer] = []
-        self.on_made: Callable[[RunningConsumer], None] = lambda consumer: None
+        self.on_made: Callable[[RunningConsumer], None] = first.on_made if first else lambda consumer: None
         """Called with each consumer when it is made, and when it is made again."""
         self.created_topics: dict[str, InternalTopic] = {}
         """Topics to create, by name."""
@@ -47,7 +52,7 @@ class ConsumerSet:
         """Formats of keys and values."""
         self.requirements: list[tuple[KafkaConfig, TopicRequirement]] = []
         """The topics that the consumers and tables need, with the cluster of each."""
-        self.filters: dict[str, Callable[[Destination], Destination]] = {}
+        self.filters: dict[str, Callable[[Destination], Destination]] = first.filters if first else {}
         """By consumer: what precedes its destination, which then gets rows in place of records."""
 
         self.reload_checks: list[Callable[[HeadraceConfig], None]] = []
@@ -66,11 +71,12 @@ class ConsumerSet:
             self._context.metrics.forget_deliveries(kind, name)
             return make()
 
-        return [RestartedServices(f"{kind} {name}", make(), again, self._context.clock, self._config.drain_seconds)]
+        drain_seconds = self._context.config.drain_seconds
+        return [RestartedServices(f"{kind} {name}", make(), again, self._context.clock, drain_seconds)]
 
     def topics_of(self, kafka: KafkaConfig, trigger: str) -> TopicDirectory:
         """Return the topic directory of a cluster and login, which all triggers with the same two share."""
-        if kafka is self._config.kafka:
+        if kafka is self._context.config.kafka:
             return self._context.topics
         for known in self._other_clusters:
             # Compares fields and files, because models also have the reloaded credentials of their clients.
@@ -113,7 +119,7 @@ class ConsumerSet:
         """
         if not dead_letter.enabled:
             return None
-        creates, context = self._config.kafka.create_topics, self._context
+        creates, context = self._context.config.kafka.create_topics, self._context
         ensure = context.admin.ensure_topic_like if creates and all(like.values()) else None
         dead_letters = DeadLetterTopic(dead_letter.topic, write or context.audited_produce(), ensure)
         if creates:
@@ -148,7 +154,7 @@ class ConsumerSet:
         if not delivery.retry.topics:
             return make(destination, dead_letters, hooks=hooks), None, []
         path = RetryPath(self._context, label, group, topics, delivery, destination, dead_letters)
-        if self._config.kafka.create_topics:
+        if self._context.config.kafka.create_topics:
             created = {name: InternalTopic(name, path.source, fits=topics) for name in path.topics}
             self.created_topics.update(created)
         pump = make(path.destination, path.writer, hooks=hooks._replace(blocked_keys=path.writer))
@@ -167,6 +173,10 @@ class ConsumerSet:
         self, label: str, pump: Pump, topics: Sequence[str], policy: ReadPolicy, *, flow: FlowControl, admin: Admin
     ) -> Consumer:
         """Make the Kafka consumer of a pump."""
+        properties = policy.member.properties
+        if self.static_name and not properties.get(_STATIC):
+            static = re.sub(r"[^A-Za-z0-9._-]", "_", f"{self.static_name}.{label}")
+            policy = policy._replace(member=ConsumerConfig(properties={**properties, _STATIC: static}))
         consumer = Consumer(
             admin,
             name=f"{label} consumer",

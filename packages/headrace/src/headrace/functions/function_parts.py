@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.commands.command_parts import CommandParts
 from headrace.config.http import HttpConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
+from headrace.consumers.consumer_set import ConsumerSet
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.consumers.preconditions import TopicRequirement
 from headrace.errors import ConfigError
@@ -37,7 +41,21 @@ class FunctionParts(Parts):
             specs = _load(config)
             parts.internal.add(trigger for spec in specs for trigger in spec.kafka_triggers)
             parts.consumers.requirements += _requirements(config, specs)
-            self._running = RunningFunctions(context, parts.consumers, specs, parts.internal)
+            everywhere = []
+            for one in zip(config.functions, specs, strict=True):
+                label = f"function {one[1].name}"
+                if (placed := needed.of(CommandParts).placed) and one[1].only_groups:
+                    placed.of_file[label] = placed.spec(label, partial(self._made, one, parts.internal))
+                else:
+                    everywhere.append(one)
+            self._running = RunningFunctions(context, parts.consumers, everywhere, parts.internal)
+
+    def _made(
+        self, one: tuple[Path, FunctionSpec], internal: InternalTopics, consumers: ConsumerSet
+    ) -> Sequence[Service]:
+        from headrace.functions.running_functions import RunningFunctions
+
+        return RunningFunctions(self._context, consumers, [one], internal).services
 
     def services(self) -> Sequence[Service]:
         return self._running.services if self._running else ()

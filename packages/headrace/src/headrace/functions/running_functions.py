@@ -46,15 +46,19 @@ class RunningFunctions:
     """The functions of a configuration and their services."""
 
     def __init__(
-        self, context: ProcessContext, consumers: ConsumerSet, specs: Sequence[FunctionSpec], internal: InternalTopics
+        self,
+        context: ProcessContext,
+        consumers: ConsumerSet,
+        specs: Sequence[tuple[Path, FunctionSpec]],
+        internal: InternalTopics,
     ) -> None:
-        """Make the functions of the configuration; nothing is started or contacted.
+        """Make functions of the configuration, each of its file; nothing is started or contacted.
 
         Raises:
             FunctionInvalid: A function file is not usable.
         """
         self._context = context
-        self._config = config = context.config
+        self._config = context.config
         self._consumers = consumers
         self._internal = internal
         self.listening: list[tuple[FunctionService, HttpTrigger, FunctionDestination]] = []
@@ -63,7 +67,7 @@ class RunningFunctions:
         """The service that replaces the workers of each function."""
         self.services: list[Service] = []
         """Downstream first."""
-        for file, spec in zip(config.functions, specs, strict=True):
+        for file, spec in specs:
             self.services += self._function(spec, file)
 
     def _function(self, spec: FunctionSpec, file: Path) -> list[Service]:

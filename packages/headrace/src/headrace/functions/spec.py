@@ -89,6 +89,12 @@ class FunctionSpec(FilePart):
         return [trigger for trigger in self.triggers if isinstance(trigger, KafkaTrigger)]
 
     @property
+    def only_groups(self) -> bool:
+        """Whether all of its events are records that the members of a group share."""
+        shared = [trigger for trigger in self.kafka_triggers if not trigger.kafka.partitions]
+        return len(shared) == len(self.triggers)
+
+    @property
     def log_level(self) -> str:
         """The least level of the function's log lines; empty for that of the process."""
         return min((sink.level for sink in self.logger_sinks), key=_LEVELS.index, default="")

@@ -40,6 +40,8 @@ class PlacedConsumer(NamedTuple):
     """What it takes in all its processes together."""
     threads: int = 6
     """What it takes in each."""
+    known_by: Collection[str] = ()
+    """The processes that can run it; empty for all."""
 
 
 def choose(
@@ -51,9 +53,10 @@ def choose(
     """
     consumers = sorted(consumers, key=lambda one: (-one.cores, -one.threads, one.name))
     loads = _Loads({one.name: one for one in processes}, consumers)
-    chosen = {one.name: loads.keep(one, (before or {}).get(one.name, ())) for one in consumers}
+    before = before or {}
+    chosen = {one.name: loads.keep(one, before.get(one.name, ())) for one in consumers}
     for one in consumers:
-        loads.fill(one, chosen[one.name])
+        loads.fill(one, chosen[one.name], before.get(one.name, ()))
     return {one.name: tuple(sorted(chosen[one.name], key=lambda name: _rank(one.name, name))) for one in consumers}
 
 
@@ -66,42 +69,52 @@ class _Loads:
 
     def __init__(self, processes: Mapping[str, PlacedProcess], consumers: Sequence[PlacedConsumer]) -> None:
         self._processes = processes
-        self._zones = Counter(one.zone for one in processes.values())
+        self._zones = {one.zone for one in processes.values()}
+        self._able: dict[str, Collection[str]] = {
+            one.name: {name: None for name in one.known_by if name in processes} if one.known_by else processes
+            for one in consumers
+        }
+        """By consumer: the processes that can run it."""
         self._cores = dict.fromkeys(processes, 0.0)
         self._threads = dict.fromkeys(processes, 0)
-        count = max(1, len(processes))
-        mean = sum(one.threads * min(one.copies, count) for one in consumers) / count
+        mean = sum(one.threads * self._copies(one) for one in consumers) / max(1, len(processes))
         largest = max((one.threads for one in consumers), default=0)
         self._most_threads = max(_THREADS * mean, mean + 2 * largest)  # of a few consumers zones matter more
 
     def keep(self, consumer: PlacedConsumer, names: Sequence[str]) -> list[str]:
         """Return what stays of an earlier choice: not what is gone, too full, or in a zone of another copy."""
         kept: list[str] = []
+        able = self._able[consumer.name]
         for name in names:
-            may_stay = name in self._processes and name not in kept and len(kept) < self._copies(consumer)
+            may_stay = name in able and name not in kept and len(kept) < self._copies(consumer)
             if may_stay and self._fits(consumer, name, _KEPT):
-                zones = self._open_zones(kept)
-                if self._processes[name].zone in zones or not self._fitting(consumer, kept, self._processes, zones):
+                zones = self._open_zones(able, kept)
+                if self._processes[name].zone in zones or not self._fitting(consumer, kept, able, zones):
                     self._take(consumer, name, kept)
         return kept
 
-    def fill(self, consumer: PlacedConsumer, chosen: list[str]) -> None:
-        """Add processes until there are enough: by rank, in another zone if one there has capacity."""
+    def fill(self, consumer: PlacedConsumer, chosen: list[str], before: Sequence[str]) -> None:
+        """Add processes until there are enough: by rank, in another zone if one there has capacity.
+
+        Those that had it come first; else, where all are full, consumers would move each time.
+        """
         missing = self._copies(consumer) - len(chosen)
-        here = [one.name for one in self._processes.values() if not one.is_away] if missing else []
-        ranked = sorted({*here}.difference(chosen), key=lambda name: _rank(consumer.name, name))
+        able = {*(self._able[consumer.name] if missing else ())}.difference(chosen)
+        here = [name for name in able if name in before or not self._processes[name].is_away]
+        ranked = sorted(here, key=lambda name: (name not in before, _rank(consumer.name, name)))
         for _ in range(min(missing, len(ranked))):
-            fitting = self._fitting(consumer, chosen, ranked, self._open_zones(chosen))
+            fitting = self._fitting(consumer, chosen, ranked, self._open_zones(able, chosen))
             fitting = fitting or self._fitting(consumer, chosen, ranked, self._zones)
-            self._take(consumer, fitting or min({*ranked}.difference(chosen), key=self._load), chosen)
+            others = [name for name in ranked if name not in chosen]
+            self._take(consumer, fitting or min(others, key=self._load), chosen)
 
     def _copies(self, consumer: PlacedConsumer) -> int:
-        return min(consumer.copies, len(self._processes))
+        return min(consumer.copies, len(self._able[consumer.name]))
 
-    def _open_zones(self, chosen: Sequence[str]) -> Collection[str]:
-        """Return the zones that have the fewest of the chosen processes, and others."""
+    def _open_zones(self, able: Collection[str], chosen: Sequence[str]) -> Collection[str]:
+        """Return the zones that have the fewest of the chosen processes, and others that can run it."""
         taken = Counter(self._processes[name].zone for name in chosen)
-        free = [zone for zone, size in self._zones.items() if size > taken[zone]]
+        free = {self._processes[name].zone for name in able if name not in chosen}
         least = min((taken[zone] for zone in free), default=0)
         return {zone for zone in free if taken[zone] == least}
 

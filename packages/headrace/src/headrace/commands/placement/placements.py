@@ -1,6 +1,6 @@
 """Which consumers this process runs, if `placement` is set: entries of the control table.
 
-process/<process>        a process that runs consumers, with its zone
+process/<process>        a process that runs consumers, with its zone and those of its file
 placement/<consumer>     the processes that run a consumer
 
 Each process holds a lease while it runs. The process that also holds the lease `placement.TOPIC` chooses. Kafka remains
@@ -63,7 +63,7 @@ class Placements(Reconciler):
         self._lease_of = lease_of
         self._file = state_dir / "placement.json"
         # This process
-        self._sources: list[Callable[[], Iterable[str]]] = []
+        self._sources: dict[str, Callable[[], Iterable[str]]] = {"file": tuple, "registered": tuple}
         self._appliers: list[Callable[[], None]] = []
         self._second_since = 0.0
         """Since when another process holds the lease of this one's name, by the monotonic clock; 0 if none does."""
@@ -74,9 +74,12 @@ class Placements(Reconciler):
         self._away: dict[str, float] = {}
         """Processes without a lease, and since when by the monotonic clock."""
 
-    def follow(self, names: Callable[[], Iterable[str]], apply: Callable[[], None]) -> None:
-        """Choose processes for the consumers of `names`; `apply` is called when that may have changed."""
-        self._sources.append(names)
+    def follow(self, source: str, names: Callable[[], Iterable[str]], apply: Callable[[], None]) -> None:
+        """Choose processes for the consumers of `names`; `apply` is called when that may have changed.
+
+        Those of the source `file` run where a file has them; all processes know those that are `registered`.
+        """
+        self._sources[source] = names
         self._appliers.append(apply)
 
     def runs(self, consumer: str) -> bool:
@@ -140,7 +143,7 @@ class Placements(Reconciler):
         return [name for name in self._names() if not self._chosen.get(name)]
 
     def _names(self) -> list[str]:
-        return sorted({name for names in self._sources for name in names()})
+        return sorted({name for names in self._sources.values() for name in names()})
 
     def _keep_file(self) -> None:
         try:
@@ -154,7 +157,8 @@ class Placements(Reconciler):
     async def _register(self) -> None:
         """Hold the lease of this process, with its entry in the table."""
         await self.table.is_loaded.wait()
-        key, entry = key_of(_PROCESS, self.process), {"zone": self._config.zone}
+        key = key_of(_PROCESS, self.process)
+        entry = {"zone": self._config.zone, "consumers": sorted(self._sources["file"]())}
         while True:
             async with self._held(lease_name(self._id_of(self.process))) as (lease, is_held):
                 if lease:
@@ -200,7 +204,11 @@ class Placements(Reconciler):
             processes = await self._present()
             known = self._in_table()
             before = {name: one for name, one in {**self._chosen, **known}.items() if not self._is_left(one, processes)}
-            consumers = [PlacedConsumer(name, self._config.copies) for name in self._names()]
+            known_by: dict[str, list[str]] = {name: [] for name in self._sources["registered"]()}
+            for one in processes:
+                for name in _names_in(self.table.get(key_of(_PROCESS, one.name)) or {}, "consumers"):
+                    known_by.setdefault(name, []).append(one.name)
+            consumers = [PlacedConsumer(name, self._config.copies, known_by=each) for name, each in known_by.items()]
             chosen = choose(consumers, processes, before)
             at = iso_time(self._clock.time())
             changes = {
@@ -242,6 +250,6 @@ class Placements(Reconciler):
         return f"{self.table.topic.name}.{process}"
 
 
-def _names_in(entry: Entry) -> list[str]:
-    names = entry.get("processes")
+def _names_in(entry: Entry, field: str = "processes") -> list[str]:
+    names = entry.get(field)
     return [str(name) for name in names] if isinstance(names, list) else []

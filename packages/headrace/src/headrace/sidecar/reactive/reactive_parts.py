@@ -8,6 +8,7 @@ from headrace.commands.command_parts import CommandParts
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
+from headrace.consumers.consumer_set import ConsumerSet
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.consumers.preconditions import TopicRequirement
 from headrace.errors import ConfigError, EnvironmentProblem
@@ -15,7 +16,6 @@ from headrace.kafka.internal_topics import InternalTopics
 from headrace.process_context import ProcessContext
 from headrace.runtime import RestartedServices, Service
 from headrace.runtime.feature_parts import NeededParts, Parts, Reload
-from headrace.sidecar.reactive.consumer_groups import ConsumerGroups
 from headrace.sidecar.reactive.reactive_consumers import ReactiveConsumers
 
 _FIXED = ("topics", "topic_patterns", "group", "dead_letter", "retry.topics")
@@ -29,30 +29,28 @@ class ReactiveParts(Parts):
         parts = needed.of(ConsumersParts)
         self._context = context
         self._consumers = parts.consumers
+        self._internal = parts.internal
         self._settings = dict(context.config.reactive_consumers)
         self._maker = ReactiveConsumers(context, parts.consumers, parts.internal)
         parts.consumers.requirements += required_topics(context.config, parts.internal)
         self._services: list[Service] = []
         commands = needed.of(CommandParts)
-        self._placements = commands.placements
-        if self._placements:
-            self._groups = ConsumerGroups(context, parts, commands, registered=False)
-            self._placements.follow(lambda: self._settings, self._start_placed)
-            self._services = [self._groups, self._placements]
+        self._placed = commands.placed
+        if commands.placed and commands.placements:
+            for name in self._settings:
+                made = functools.partial(self._made, name)
+                commands.placed.of_file[name] = commands.placed.spec(f"reactive {name}", made)
+            self._services += [commands.placed, commands.placements]
             return
         for name in self._settings:
-            make = functools.partial(self._of_file, name)
+            make = functools.partial(self._made, name, parts.consumers)
             self._services += parts.consumers.restarted("reactive", name, make)
-
-    def pushing(self, name: str, settings: ReactiveConsumerConfig) -> Sequence[Service]:
-        """Make a consumer that another feature needs, and return its services."""
-        return self._consumers.restarted("reactive", name, functools.partial(self._maker.make, name, settings))
 
     def services(self) -> Sequence[Service]:
         return self._services
 
     def reloads(self) -> Mapping[str, Reload]:
-        if not (self._context.process.read_again and self._settings) or self._placements:
+        if not (self._context.process.read_again and self._settings) or self._placed:
             return {}
         how = "restarts the reactive consumers whose settings in the configuration have changed; others continue"
         return {"reactive_consumers": Reload(how, self._read_again)}
@@ -87,13 +85,8 @@ class ReactiveParts(Parts):
         except TimeoutError as cause:
             raise EnvironmentProblem("a reactive consumer has not restarted yet; readiness has the reason") from cause
 
-    def _start_placed(self) -> None:
-        assert self._placements
-        here = {name: one for name, one in self._settings.items() if self._placements.runs(name)}
-        self._groups.apply({name: self._groups.spec(name, one) for name, one in here.items()})
-
-    def _of_file(self, name: str) -> list[Service]:
-        return self._maker.make(name, self._settings[name])
+    def _made(self, name: str, consumers: ConsumerSet) -> list[Service]:
+        return ReactiveConsumers(self._context, consumers, self._internal).make(name, self._settings[name])
 
 
 def required_topics(config: HeadraceConfig, internal: InternalTopics) -> Iterable[tuple[KafkaConfig, TopicRequirement]]:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from headrace.commands.command_parts import CommandParts
+from headrace.commands.placement.consumer_groups import ConsumerGroups
 from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.registration_table import Registration, RegistrationRules, Registrations
+from headrace.consumers.consumer_set import ConsumerSet
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.process_context import ProcessContext
 from headrace.runtime import GroupSpec, Readiness, Service
-from headrace.sidecar.reactive.consumer_groups import ConsumerGroups
+from headrace.sidecar.reactive.reactive_consumers import ReactiveConsumers
 
 
 class RegisteredConsumers:
@@ -17,8 +19,9 @@ class RegisteredConsumers:
     def __init__(self, context: ProcessContext, parts: ConsumersParts, commands: CommandParts) -> None:
         """Make the services; nothing is started. `parts` has the consumers of the file."""
         config = context.config
-        self._internal, self._placements = parts.internal, commands.placements
-        self._groups = ConsumerGroups(context, parts, commands, registered=True)
+        self._context, self._internal, self._placements = context, parts.internal, commands.placements
+        static = commands.placements.process if commands.placements else ""
+        self._groups = ConsumerGroups(context, parts, commands.control, static, registered=True)
         self._required: Mapping[str, Registration] = {}
         rules = RegistrationRules(
             config.registrations,
@@ -31,7 +34,7 @@ class RegisteredConsumers:
         forget = commands.control.remove
         self._registrations = Registrations(commands.table, rules, context.clock, self._apply, forget)
         if self._placements:
-            self._placements.follow(lambda: self._required, self._start)
+            self._placements.follow("registered", lambda: self._required, self._start)
         self.services: Sequence[Service] = [self._groups, self._registrations]
         """Downstream first; after the table and the producers."""
         self.endpoints = RegistrationEndpoints(self._registrations, self._readiness_of)
@@ -58,5 +61,9 @@ class RegisteredConsumers:
         def may_read(topic: str) -> bool:
             return not topic.startswith("_") and one.may_read(topic)
 
-        assert one.settings
-        return self._groups.spec(one.name, one.settings, one.version, one.owner, may_read)
+        def make(consumers: ConsumerSet) -> Sequence[Service]:
+            assert one.settings
+            made = ReactiveConsumers(self._context, consumers, self._internal, owner=one.owner, may_read=may_read)
+            return made.make(one.name, one.settings)
+
+        return self._groups.spec(f"reactive {one.name}", make, one.version)

@@ -166,6 +166,18 @@ async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deploy
     assert new.readiness().reason.endswith("c0 waits for the process that holds the lease placement")
 
 
+async def test_a_process_that_cannot_read_the_table_is_not_away(deployment: Deployment) -> None:
+    """It runs what it ran last, and holds its lease, so no other process gets its consumers."""
+    await deployment.process("p0")
+    one = await deployment.process("p1")
+    await deployment.clock.advance(30)
+    await one.stop()
+    await deployment.process("p1", table=False)
+    await deployment.process("p2")
+    await deployment.clock.advance(400)
+    assert {*_entries(deployment)["placement/c0"]["processes"]} == {"p0", "p1"}
+
+
 async def test_a_second_process_of_the_same_name_runs_nothing(deployment: Deployment) -> None:
     """Both would be the same static members, and fence each other. After a crash the name is free again soon."""
     deployment.leases.holders[PROCESS.format("p0")] = "another p0"

@@ -155,8 +155,7 @@ class Placements(Reconciler):
             log.warning("failed to keep the placement in %s: %s", self._file, cause)
 
     async def _register(self) -> None:
-        """Hold the lease of this process, with its entry in the table."""
-        await self.table.is_loaded.wait()
+        """Hold the lease of this process, with its entry in the table; without the table others still see the lease."""
         key = key_of(_PROCESS, self.process)
         entry = {"zone": self._config.zone, "consumers": sorted(self._sources["file"]())}
         while True:
@@ -165,7 +164,8 @@ class Placements(Reconciler):
                     self._second_since = 0.0 if is_held else self._second_since or self._clock.monotonic()
                 self.wake()
                 while lease and is_held and not lease.lost.is_set():
-                    if self.table.get(key) != entry:  # also if others took this process for gone
+                    # Also if others took this process for gone.
+                    if self.table.is_loaded.is_set() and self.table.get(key) != entry:
                         await self.table.put(key, entry)
                     await first_of(lease.lost.wait(), self._clock.sleep(_CHOOSE_SECONDS / 2))
             await self._clock.sleep(_SOON_SECONDS)

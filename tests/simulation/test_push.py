@@ -33,6 +33,13 @@ def test_a_seed_repeats_its_run_in_another_process(tmp_path: Path) -> None:
     assert first.stdout == second.stdout, first.stderr
 
 
+def test_a_seed_is_the_same_run_in_a_process_that_has_run_others() -> None:
+    alone, after_others = simulate("9"), simulate("2", "--seeds", "8", "--events", "1")
+    digest = alone.stdout.splitlines()[0]
+    assert digest.startswith("push seed 9: digest ")
+    assert digest in after_others.stdout.splitlines(), after_others.stderr
+
+
 @pytest.mark.parametrize("bug", _FOUND)
 def test_a_planted_bug_is_found_and_its_command_repeats_it(bug: str) -> None:
     found = simulate("1", "--seeds", "12", "--plant", bug)

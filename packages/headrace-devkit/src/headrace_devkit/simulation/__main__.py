@@ -46,7 +46,7 @@ def main() -> int:
     began = time.monotonic()
     for run in run_many(options.scenario, seeds(options, report, began), options.jobs, options.plant):
         report.add(run)
-        if run.problems:
+        if run.problems or options.events:
             show(run, options.plant, options.events)
     sys.stdout.write(f"{report.text(failpoints())}\n")
     return 1 if report.failed else 0

@@ -3,6 +3,7 @@
 `plant` changes the code of live functions, so a process that has imported everything may plant one after its fork.
 """
 
+import functools
 import gc
 import types
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
 }
 
 
+@functools.cache  # it stays
 def plant(name: str) -> None:
     """Change the code of this process as a mutation says.
 

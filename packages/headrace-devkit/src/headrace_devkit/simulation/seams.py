@@ -7,6 +7,7 @@ a world runs: also a name that was imported from the module that makes it.
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import pkgutil
 import queue
@@ -18,7 +19,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakSet
@@ -28,8 +29,9 @@ from confluent_kafka import admin
 
 import headrace
 from headrace.feature import features, imported
-from headrace.kafka import consumer
-from headrace.runtime import failpoints, memory, threads
+from headrace.kafka import consumer, producer_client
+from headrace.runtime import failpoints, gauge_registry, memory, threads
+from headrace.runtime.telemetry import correlation
 from headrace_devkit.simulation import greenlet_threads
 from headrace_devkit.simulation.network import ListeningSocket, Network
 from headrace_devkit.simulation.world import EPOCH_SECONDS, Machine, World
@@ -47,6 +49,13 @@ _THREADS = {
     time.sleep: greenlet_threads.sleep,
     ThreadPoolExecutor: greenlet_threads.Executor,
 }
+_LOOKS: Mapping[str, Mapping[str, float]] = {
+    "headrace.kafka.client.reachability": {"_POLL_SECONDS": 0.25},
+    "headrace.kafka.producer_client": {"_POLL_SECONDS": 0.5},
+    "headrace.kafka.reader": {"_WAIT_SECONDS": 1.0},
+    "headrace.runtime.telemetry.loop_delay": {"_INTERVAL_SECONDS": 5.0},
+}
+"""Longer than in the product: waits that work ends at once. Of a quiet process, most events would be these."""
 
 
 class Clients:
@@ -70,17 +79,30 @@ def installed(network: Network, clients: Clients, reached: Callable[[str], None]
             changes += [(names, key, value) for key, value in names.items() if id(value) in replaced]
     for names, key, value in changes:
         names[key] = replaced[id(value)][1]
-    pool, threads._pool = threads._pool, None  # the shared one of this world
-    consumers, consumer._consumers = consumer._consumers, WeakSet()  # those of killed machines hang for ever
-    calls, threads._unreturned = threads._unreturned, []  # as above
+    for name, looks in _LOOKS.items():
+        names = vars(sys.modules[name])
+        changes += [(names, key, names[key]) for key in looks]
+        names.update(looks)
+    for names, key, value in _state():
+        changes.append((names, key, names[key]))
+        names[key] = value
     try:
         yield
     finally:
-        threads._pool = pool
-        consumer._consumers = consumers
-        threads._unreturned = calls
         for names, key, value in changes:
             names[key] = value
+
+
+def _state() -> list[tuple[dict[str, Any], str, Any]]:
+    """Return what the modules of a new process know: a run must not depend on those before it, in the same process."""
+    return [
+        (vars(threads), "_pool", None),
+        (vars(threads), "_unreturned", []),
+        (vars(consumer), "_consumers", WeakSet()),  # those of killed machines hang for ever
+        (vars(correlation), "_made", correlation._MadeIds()),
+        (vars(producer_client), "_client_numbers", itertools.count(1)),
+        (vars(gauge_registry), "_gauges", {}),
+    ]
 
 
 @functools.cache

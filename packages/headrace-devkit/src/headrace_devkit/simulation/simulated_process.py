@@ -1,5 +1,6 @@
 """One whole process of Headrace on a machine: its App, started, stopped by a signal, killed, paused, cut."""
 
+import os
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -81,5 +82,5 @@ class SimulatedProcess:
 
 
 def configuration(values: Mapping[str, Any]) -> HeadraceConfig:
-    """Return the configuration with these keys, as a file would have them."""
-    return WholeFile.model_validate(dict(values))
+    """Return the configuration with these keys, as a file would have them; by default, audit events are not kept."""
+    return WholeFile.model_validate({"audit": {"file": os.devnull}, **values})

@@ -190,6 +190,11 @@ class World:
         """Call with the values of each event of this name, at once: this is how checkers see a run."""
         self._trace.watchers[name].append(call)
 
+    def end(self) -> None:
+        """Forget what was to come and what has happened: the run is over."""
+        self._heap.clear()
+        self._trace.events = []
+
     def problem(self, kind: str, text: str) -> None:
         """Report what must not happen."""
         self.note("problem", kind, text)

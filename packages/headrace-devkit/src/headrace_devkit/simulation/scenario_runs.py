@@ -112,7 +112,7 @@ def _run(task: tuple[str, int, str]) -> ScenarioRun:
 def run_many(scenario: str, seeds: Iterable[int], jobs: int = 1, mutation: str = "") -> Iterator[ScenarioRun]:
     """Run many seeds, this many side by side, in processes that have imported everything already.
 
-    A process runs some seeds, one after the other; then a new one takes its place.
+    A process runs some seeds, one after the other, and then a new process is started.
     """
     importlib.import_module(SCENARIOS[scenario].partition(":")[0])
     import_all()

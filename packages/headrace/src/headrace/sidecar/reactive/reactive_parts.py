@@ -46,6 +46,10 @@ class ReactiveParts(Parts):
             make = functools.partial(self._made, name, parts.consumers)
             self._services += parts.consumers.restarted("reactive", name, make)
 
+    def pushing(self, name: str, settings: ReactiveConsumerConfig) -> Sequence[Service]:
+        """Make a consumer that another feature needs, and return its services."""
+        return self._consumers.restarted("reactive", name, functools.partial(self._maker.make, name, settings))
+
     def services(self) -> Sequence[Service]:
         return self._services
 

@@ -80,8 +80,12 @@ class BrokerConnection:
         self._client = client
         # Since it was opened
         self._open: list[_Exchange] = []
+        self._sent: deque[Callable[[], object]] = deque()
+        """Requests that have not got through, and what lets each arrive."""
         self._arrived: deque[_Exchange] = deque()
         self._is_serving = False
+        self._responses: deque[Callable[[], object]] = deque()
+        """Responses that have not got through, and what lets each be received."""
         self._last_arrival = 0.0
         self._number = 0
         """Of the connection to the broker: a response of an earlier one is not received."""
@@ -98,7 +102,11 @@ class BrokerConnection:
         timeout = functools.partial(self._timed_out, exchange)
         exchange.timer = self._world.call_later(timeout_seconds, timeout, self._client)
         self._last_arrival = max(self._last_arrival, self._world.now + self._brokers.delay())
-        self._deliver(exchange, self._brokers.machine(self.broker), self._number, _RETRANSMIT_SECONDS)
+        machine = self._brokers.machine(self.broker)
+        arrive = functools.partial(self._arrive, exchange, machine, self._number)
+        self._sent.append(lambda: self._world.call_at(max(self._last_arrival, self._world.now), arrive, machine))
+        if len(self._sent) == 1:
+            self._pass_on(self._sent, self._client, machine)
 
     def close(self) -> None:
         """Drop it: no response of what is open is received any more."""
@@ -117,21 +125,23 @@ class BrokerConnection:
 
     def _restart(self) -> None:
         self._open.clear()
+        self._sent.clear()
         self._arrived = deque()
+        self._responses.clear()
         self._is_serving = False
         self._number += 1
         self._brokers.closed(self)
 
-    def _deliver(self, exchange: _Exchange, machine: Machine, number: int, pause: float) -> None:
-        """Have a request arrive, again and again while the network is cut."""
-        world = self._world
-        if self._client.sends() and machine.receives():
-            arrive = functools.partial(self._arrive, exchange, machine, number)
-            world.call_at(max(self._last_arrival, world.now), arrive, machine)
-        elif number == self._number and machine.alive and self._client.alive:
+    def _pass_on(
+        self, waiting: deque[Callable[[], object]], source: Machine, target: Machine, pause: float = _RETRANSMIT_SECONDS
+    ) -> None:
+        """Let what one side has sent get through in its order; try again and again while the network is cut."""
+        if source.sends() and target.receives():
+            while waiting:
+                waiting.popleft()()
+        elif waiting and source.alive and target.alive:
             longer = min(2 * pause, _MOST_RETRANSMIT_SECONDS)
-            again = functools.partial(self._deliver, exchange, machine, number, longer)
-            world.call_later(pause, again)
+            self._world.call_later(pause, lambda: self._pass_on(waiting, source, target, longer))
 
     def _arrive(self, exchange: _Exchange, machine: Machine, number: int) -> None:
         if number != self._number:  # the client is gone, and the broker does what has arrived nevertheless
@@ -155,19 +165,12 @@ class BrokerConnection:
         if number != self._number or not machine.alive:
             return
         self._is_serving = False
-        self._return(exchange, machine, number, response, _RETRANSMIT_SECONDS)
+        received = functools.partial(self._received, exchange, response)
+        self._responses.append(lambda: self._world.call_later(self._brokers.delay(), received, self._client))
+        if len(self._responses) == 1:
+            self._pass_on(self._responses, machine, self._client)
         if self._arrived:
             self._world.call_later(0, functools.partial(self._serve, machine, number), machine)
-
-    def _return(self, exchange: _Exchange, machine: Machine, number: int, response: Any, pause: float) -> None:
-        world = self._world
-        if machine.sends() and self._client.receives():
-            received = functools.partial(self._received, exchange, response)
-            world.call_later(self._brokers.delay(), received, self._client)
-        elif number == self._number and machine.alive and self._client.alive:
-            longer = min(2 * pause, _MOST_RETRANSMIT_SECONDS)
-            again = functools.partial(self._return, exchange, machine, number, response, longer)
-            world.call_later(pause, again)
 
     def _received(self, exchange: _Exchange, response: Any) -> None:
         if exchange in self._open:

@@ -3,6 +3,7 @@
 A scenario is a subclass that makes the processes and the checker, and decides what happens to a delivered record.
 """
 
+import functools
 import json
 import random
 import zlib
@@ -149,11 +150,11 @@ class LoadedRun(ABC, Generic[Options]):
         """Start, load with faults, heal, and wait until everything is completed and committed."""
         world, options = self.world, self.options
         for process in self.processes:
-            world.call_later(world.random.uniform(0, 5), process.start)
-        at = 1.0
+            world.call_later(world.random.uniform(0, 5), functools.partial(self._start, process))
+        at = 1.0 + world.random.expovariate(options.rate)
         while at < options.seconds:
-            at += world.random.expovariate(options.rate)
             world.call_later(at, self.produce)
+            at += world.random.expovariate(options.rate)
         for _ in range(options.faults):
             world.call_later(world.random.uniform(3, options.seconds), self.fault)
         world.run(options.seconds)

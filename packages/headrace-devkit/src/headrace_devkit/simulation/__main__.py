@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import headrace
+from headrace_devkit.simulation import weights
 from headrace_devkit.simulation.mutations import MUTATIONS
+from headrace_devkit.simulation.points import POINTS
 from headrace_devkit.simulation.scenario_runs import SCENARIOS, Report, ScenarioRun, run_many, run_one
 
 _PACKAGE = "headrace_devkit.simulation"
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="as many seeds as fit into this time")
     parser.add_argument("--jobs", type=int, default=1, help="how many side by side")
     parser.add_argument("--plant", default="", help="a bug of mutations.py that must be found, or all of them")
+    parser.add_argument("--weigh", action="store_true", help="write weights.yaml from what the seeds reach")
     parser.add_argument("--events", type=int, default=0, help="how many of the last events to print in any case")
     options = parser.parse_args()
     if options.seeds == 1 and not options.core_seconds and not options.hours:
@@ -48,26 +51,29 @@ def main() -> int:
         report.add(run)
         if run.problems or options.events:
             show(run, options.plant, options.events)
-    sys.stdout.write(f"{report.text(failpoints())}\n")
+    sys.stdout.write(f"{report.text(sorted([*failpoints(), *POINTS]))}\n")
+    if options.weigh:
+        weights.write(options.scenario, weights.factors_of(report.drawn))
     return 1 if report.failed else 0
 
 
 def find_all(options: argparse.Namespace) -> int:
-    """Run seeds with each planted bug until one finds it; print the table, and return 1 if a bug was not found."""
-    missed = 0
-    sys.stdout.write("| Bug | Found by | Seed | Core-s |\n|---|---|---|---|\n")
-    for name in MUTATIONS:
+    """Run seeds of its scenario with each planted bug until one finds it; return 1 if a bug was not found."""
+    found = 0
+    sys.stdout.write("| Bug | Scenario | Seed | Problem | Core-s |\n|---|---|---|---|---|\n")
+    for name, mutation in MUTATIONS.items():
         numbers = range(options.seed, options.seed + options.seeds)
-        tried, core_seconds, found = 0, 0.0, ""
-        for run in run_many(options.scenario, numbers, options.jobs, name):
-            tried, core_seconds = tried + 1, core_seconds + run.core_seconds
+        core_seconds, first = 0.0, "| none | none "
+        for run in run_many(mutation.scenario, numbers, options.jobs, name):
+            core_seconds += run.core_seconds
             if run.problems:
-                found = run.problems[0].kind
+                first = f"| {run.seed} | {run.problems[0].kind} "
+                found += 1
                 break
-        missed += not found
-        sys.stdout.write(f"| {name} | {found or 'nothing'} | {tried} | {core_seconds:.1f} |\n")
+        sys.stdout.write(f"| {name} | {mutation.scenario} {first}| {core_seconds:.1f} |\n")
         sys.stdout.flush()
-    return 1 if missed else 0
+    sys.stdout.write(f"\nfound {found} of {len(MUTATIONS)}\n")
+    return 0 if found == len(MUTATIONS) else 1
 
 
 def seeds(options: argparse.Namespace, report: Report, began: float) -> Iterator[int]:

@@ -8,7 +8,7 @@ import gc
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -23,6 +23,15 @@ class Mutation(NamedTuple):
     file: str
     old: str
     new: str
+    scenario: str = "push"
+    """What finds it."""
+    also: Mapping[str, Any] | None = None
+    """Another change of this form, where two guards must be gone before anything happens."""
+
+    @property
+    def changes(self) -> list["Mutation"]:
+        """All changes of the bug."""
+        return [self, Mutation(**self.also)] if self.also else [self]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -37,30 +46,45 @@ def plant(name: str) -> None:
     Raises:
         LookupError: What it replaces is not there once, or no function has changed.
     """
-    changed = changed_code(name)
-    path = str(_FOLDER / MUTATIONS[name].file)
-    planted = 0
     gc.unfreeze()  # what is frozen is not listed
+    for change in MUTATIONS[name].changes:
+        if not replace_code(change.file, changed_code(change)):
+            raise LookupError(f"{name}: no function of {change.file} has changed")
+
+
+def changed_code(change: Mutation) -> dict[str, types.CodeType]:
+    """Return the code that a change of a bug changes, by the name of the function; raises as `plant` does."""
+    return code_with(change.file, {change.old: change.new})
+
+
+def code_with(file: str, replacements: Mapping[str, str]) -> dict[str, types.CodeType]:
+    """Return the code of the functions of a file of the core that differ when texts of it are replaced.
+
+    Raises:
+        LookupError: A text is not there once.
+    """
+    path = _FOLDER / file
+    source = changed = path.read_text()
+    for old, new in replacements.items():
+        if (count := source.count(old)) != 1:
+            raise LookupError(f"{file} has {old!r} {count} times, not once: correct the row")
+        changed = changed.replace(old, new)
+    before = _codes(compile(source, str(path), "exec"))
+    after = _codes(compile(changed, str(path), "exec"))
+    return {name: code for name, code in after.items() if code != before.get(name)}
+
+
+def replace_code(file: str, codes: Mapping[str, types.CodeType]) -> list[types.FunctionType]:
+    """Give the live functions of a file of the core other code, by their names; return these functions."""
+    path = str(_FOLDER / file)
+    replaced = []
     for function in gc.get_objects():
         if isinstance(function, types.FunctionType) and function.__code__.co_filename == path:
-            code = changed.get(function.__code__.co_qualname)
+            code = codes.get(function.__code__.co_qualname)
             if code is not None and code.co_freevars == function.__code__.co_freevars:
                 function.__code__ = code
-                planted += 1
-    if not planted:
-        raise LookupError(f"{name}: no function of {path} has changed")
-
-
-def changed_code(name: str) -> dict[str, types.CodeType]:
-    """Return the code that a mutation changes, by the name of the function; raises as `plant` does."""
-    mutation = MUTATIONS[name]
-    path = _FOLDER / mutation.file
-    source = path.read_text()
-    if (count := source.count(mutation.old)) != 1:
-        raise LookupError(f"{name}: {mutation.file} has {mutation.old!r} {count} times, not once: correct the row")
-    before = _codes(compile(source, str(path), "exec"))
-    after = _codes(compile(source.replace(mutation.old, mutation.new), str(path), "exec"))
-    return {name: code for name, code in after.items() if code != before.get(name)}
+                replaced.append(function)
+    return replaced
 
 
 def _codes(code: types.CodeType) -> dict[str, types.CodeType]:

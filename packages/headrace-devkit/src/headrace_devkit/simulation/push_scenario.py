@@ -8,6 +8,7 @@ from headrace_devkit.simulation.checkers import PushChecker, Rules
 from headrace_devkit.simulation.loaded_run import TOPIC, LoadedRun, drawn
 from headrace_devkit.simulation.simulated_backend import Arrived, BackendAction, SimulatedBackend
 from headrace_devkit.simulation.simulated_process import SimulatedProcess, configuration
+from headrace_devkit.simulation.weights import weighed
 from headrace_devkit.simulation.world import Machine, World
 
 GROUP = "push"
@@ -35,7 +36,7 @@ WEIGHTS: dict[str, dict[Any, float]] = {
     "trouble": {0.0: 1, 0.03: 2, 0.15: 1},
     "faults": {0: 1, 3: 3, 8: 2},
 }
-"""How often each value of an option is drawn: so that each failpoint is reached in a few seeds."""
+"""How often each value of an option is drawn, before the factors of `weights.yaml`."""
 
 
 class PushOptions(NamedTuple):
@@ -69,7 +70,7 @@ class PushOptions(NamedTuple):
     @classmethod
     def drawn(cls, chance: random.Random, **fixed: Any) -> "PushOptions":
         """Draw each option by its weight, apart from those that are fixed."""
-        options = cls(**(drawn(chance, WEIGHTS) | fixed))
+        options = cls(**(drawn(chance, weighed("push", WEIGHTS)) | fixed))
         one_record = options.mode == "single"
         keeps = options.keep_key_order and options.ordering == "key" and len(options.retry_topics) == 1
         return options._replace(batch=1 if one_record else options.batch, keep_key_order=keeps)

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headrace_devkit.simulation.mutations import plant
+from headrace_devkit.simulation.points import plant_points
 from headrace_devkit.simulation.seams import import_all
+from headrace_devkit.simulation.weights import Drawn
 from headrace_devkit.simulation.world import Problem, World
 
 SCENARIOS: Mapping[str, str] = {
@@ -44,7 +46,8 @@ class ScenarioRun(NamedTuple):
     scenario: str
     seed: int
     digest: str
-    options: str
+    options: Any
+    """What it has decided of the run; a tuple with names, in most scenarios."""
     problems: list[Problem]
     counts: dict[str, int]
     """How often each event happened, and each failpoint was reached."""
@@ -75,6 +78,7 @@ def run_one(scenario: str, seed: int, mutation: str = "") -> ScenarioRun:
     module, _, name = SCENARIOS[scenario].partition(":")
     call = getattr(importlib.import_module(module), name)
     import_all()
+    plant_points()
     if mutation:
         plant(mutation)
     world = World(seed)
@@ -82,11 +86,11 @@ def run_one(scenario: str, seed: int, mutation: str = "") -> ScenarioRun:
     root = logging.getLogger()
     root.handlers = [lines]
     root.setLevel(logging.INFO)
-    began, options = time.process_time(), ""
+    began, options = time.process_time(), None
     collects = gc.isenabled()
     gc.disable()  # what it would call back, and when, depends on what the process did before
     try:
-        options = str(call(world))
+        options = call(world)
     except Exception as cause:  # noqa: BLE001 boundary: the run ends, and its report names the error
         lines.lines.extend(traceback.format_exc().splitlines()[-12:])
         world.problem("ERROR", f"{type(cause).__name__}: {cause}")
@@ -116,6 +120,7 @@ def run_many(scenario: str, seeds: Iterable[int], jobs: int = 1, mutation: str =
     """
     importlib.import_module(SCENARIOS[scenario].partition(":")[0])
     import_all()
+    plant_points()
     gc.collect()
     gc.freeze()
     tasks = ((scenario, seed, mutation) for seed in seeds)
@@ -136,6 +141,8 @@ class Report:
         self.core_seconds = 0.0
         self.counts: Counter[str] = Counter()
         self.failed: list[ScenarioRun] = []
+        self.drawn: list[Drawn] = []
+        """Of the runs whose options have names."""
 
     def add(self, run: ScenarioRun) -> None:
         self.runs += 1
@@ -144,21 +151,25 @@ class Report:
         self.counts.update(run.counts)
         if run.problems:
             self.failed.append(run)
+        if hasattr(run.options, "_asdict"):
+            drawn = {option: str(value) for option, value in run.options._asdict().items()}
+            points = frozenset(name for name in run.counts if name.startswith("reach "))
+            self.drawn.append(Drawn(drawn, points, run.core_seconds))
 
     def text(self, points: Iterable[str]) -> str:
-        """Return the sums; `points` are the failpoints that exist."""
+        """Return the sums; `points` are those that exist: failpoints of the core, and those of `points.yaml`."""
         counts = self.counts
         faults = ", ".join(f"{name} {counts[name]:,}" for name in FAULTS if counts[name])
         reached = {name.removeprefix("reach "): count for name, count in counts.items() if name.startswith("reach ")}
         missed = [point for point in points if point not in reached]
-        rare = sorted(reached, key=lambda point: reached[point])[:5]
+        rare = sorted(reached, key=lambda point: reached[point])[:12]
         lines = [
             f"{len(self.failed)} problems in {self.runs:,} seeds",
             f"{self.seconds:,.0f} simulated s in {self.core_seconds:,.1f} core-s",
             f"{counts['rebalance']:,} rebalances, {counts['arrived']:,} deliveries of records, "
             f"{counts['commit']:,} commits of a partition",
             f"faults: {faults or 'none'}",
-            f"failpoints reached: {len(reached)}; rarest {', '.join(f'{point} {reached[point]:,}' for point in rare)}",
-            f"failpoints not reached: {', '.join(missed) or 'none'}",
+            f"points reached: {len(reached)}; rarest {', '.join(f'{point} {reached[point]:,}' for point in rare)}",
+            f"points not reached: {', '.join(missed) or 'none'}",
         ]
         return "\n".join(lines)

@@ -9,6 +9,7 @@ from headrace_devkit.simulation.broker_transactions import BrokerTransactions
 from headrace_devkit.simulation.brokers import Brokers
 from headrace_devkit.simulation.consumer_client import SimulatedConsumer
 from headrace_devkit.simulation.group_coordinator import GroupCoordinators
+from headrace_devkit.simulation.points import counted_in
 from headrace_devkit.simulation.seams import Clients, installed
 from headrace_devkit.simulation.simulated_producer import SimulatedProducer
 from headrace_devkit.simulation.world import Machine, World
@@ -36,7 +37,7 @@ class SimulatedKafka:
         def reached(point: str) -> None:
             self._world.counts[f"reach {point}"] += 1
 
-        with installed(self.network, self.clients, reached):
+        with installed(self.network, self.clients, reached), counted_in(self._world.counts):
             yield
         for group in self.groups.groups.values():
             self._world.counts["rebalance"] += getattr(group, "generation", 0) or getattr(group, "epoch", 0)

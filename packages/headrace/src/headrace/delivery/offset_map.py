@@ -18,7 +18,7 @@ _MAGIC_WITH_TRIES = b"HR\x02"
 _HEAD = struct.Struct(">3sBqI")
 _TRIES = struct.Struct(">Id")
 _MOST_ATTEMPTS, _LAST_TIME = 1_000_000, 32_503_680_000
-"""Beyond them, in the year 3000, the numbers are not ours, and no dead letter could have them."""
+"""Beyond them, in the year 3000, Headrace did not write the numbers, and no dead letter could have them."""
 _SUM = struct.Struct(">I")
 _GAPS, _BITS, _DEFLATED = range(3)
 _COMPLETED, _IN_FLIGHT = b"01"

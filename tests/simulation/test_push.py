@@ -11,9 +11,9 @@ _CORE_SECONDS = 60
 _FOUND = {"commit-one-too-far": "COMMIT-PASSES", "revoke-forgotten": "COMMIT-BACK", "partition-begins-beside": "ORDER"}
 
 
-def simulate(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def simulate(*arguments: str, scenario: str = "push", folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the simulator as a user does."""
-    command = [sys.executable, "-m", "headrace_devkit.simulation", "push", *arguments]
+    command = [sys.executable, "-m", "headrace_devkit.simulation", scenario, *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

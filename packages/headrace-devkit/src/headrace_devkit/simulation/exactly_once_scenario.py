@@ -15,6 +15,7 @@ from headrace_devkit.simulation.world import World
 
 _LATE = ("Produce", "TxnOffsetCommit", "EndTxn", "AddPartitionsToTxn")
 _LATE_SECONDS = (0.05, 0.4, 3.0, 70.0)
+_MOST_HUNG = 3
 
 
 class TransactionFaults(NamedTuple):
@@ -34,13 +35,20 @@ class ExactlyOnceRun(FunctionRun):
     def __init__(self, world: World, options: FunctionOptions, transactions: TransactionFaults) -> None:
         super().__init__(world, options)
         self.transactions = transactions
-        self.kafka.transactions.hangs = lambda: not self.is_healed and world.random.random() < transactions.hangs
+        self.kafka.transactions.hangs = self._hangs
+        self._hung = 0
 
     def run(self) -> None:
         if self.transactions.late_every_seconds:
             self._hold_one()
         super().run()
         self.check()
+
+    def _hangs(self) -> bool:
+        """Let a call hang for ever, at most as often as a process can bear without a restart."""
+        hangs = self._hung < _MOST_HUNG and self.world.random.random() < self.transactions.hangs
+        self._hung += hangs
+        return hangs
 
     def _hold_one(self) -> None:
         """Hold back the next request of a kind, and have it arrive later."""

@@ -18,12 +18,25 @@ POISON_DEATHS = 3
 class FunctionChecker(PushChecker):
     """Checks the events and commits of one group of a function."""
 
-    def __init__(self, world: World, brokers: Brokers, rules: Rules, *, output: str, acks: str, by_key: bool) -> None:
-        """Prepare; `output` is the topic of outputs, `acks` the `explicitAckMode`."""
+    def __init__(
+        self, world: World, brokers: Brokers, rules: Rules, *, output: str, acks: str, by_key: bool, counts: bool
+    ) -> None:
+        """Prepare.
+
+        Args:
+            world: Whose events it watches.
+            brokers: Whose logs it reads.
+            rules: What holds in the run.
+            output: The topic of outputs, if there is one.
+            acks: The `explicitAckMode`.
+            by_key: Whether workers are by key, so that an acknowledgement completes its own record only.
+            counts: Whether a record has no more calls than attempts, as long as its partition stays where it is.
+        """
         super().__init__(world, brokers, rules)
         self._output = output
         self._acks = acks
         self._by_key = by_key
+        self._counts = counts
         # What happened
         self._written: set[bytes] = set()
         """Records whose output is in its topic."""
@@ -117,7 +130,7 @@ class FunctionChecker(PushChecker):
             self._calls[value] += status == 500  # of several records of a call, none uses an attempt
             self._called[process].add(value)
             most = self._rules.attempts + len(self._rules.topics) - self._rules.sources - 1  # one per retry topic
-            if self._calls[value] > most and self._acks == "disable" and self._calm(process):
+            if self._counts and self._calls[value] > most and self._calm(process):
                 text = f"{process} failed {self._calls[value]} times at {topic}-{partition} {offset}"
                 self._world.problem("ATTEMPTS", f"{text}, with at most {most} calls")
 

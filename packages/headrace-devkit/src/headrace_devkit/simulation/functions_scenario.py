@@ -132,6 +132,7 @@ class FunctionRun(LoadedRun[FunctionOptions]):
             output=OUTPUT if options.output else "",
             acks=options.acks,
             by_key=options.allocation == "key",
+            counts=options.acks == "disable" and options.delivery == "at_least_once",
         )
         self.children = Children(world.network)
         self.handler = SimulatedHandler(self.children, self.handle)
@@ -281,6 +282,8 @@ class FunctionRun(LoadedRun[FunctionOptions]):
 
     def _call_each_worker(self) -> None:
         """Write records that each worker is called for, so that it can acknowledge what it has held."""
+        if all(process.stopping for process in self.processes):
+            return
         for partition in range(self.options.partitions):
             for key in self._keys(partition):
                 self.produced += 1

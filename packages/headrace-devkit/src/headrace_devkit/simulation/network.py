@@ -1,14 +1,18 @@
 """Connections between machines, in memory: they open, carry bytes in order, close, and can hang.
 
 A cut keeps what was sent, as TCP does: it arrives when the network is whole again. A killed machine resets its
-connections. What listens is a process's HTTP server, or anything that makes protocols: a backend, a client of HTTP.
+connections, and so does one that closes before it has read what has arrived. What listens is a process's HTTP server,
+or anything that makes protocols: a backend, a client of HTTP.
 """
 
 import asyncio
+import errno
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace_devkit.simulation.connection_state import ConnectionSocket
 from headrace_devkit.simulation.world import Machine, World
 
 if TYPE_CHECKING:
@@ -30,6 +34,9 @@ class Network:
         """Names of machines that refuse connections, as one does that is not started yet."""
         self.children: Children | None = None
         """The child processes of machines, if a scenario has any."""
+        self.sockets: dict[int, Transport] = {}
+        """Each end of a connection that is not closed, by its file descriptor."""
+        self._descriptors = itertools.count(100)
         self._addresses: dict[str, str] = {}
 
     def join(self, machine: Machine) -> None:
@@ -43,6 +50,18 @@ class Network:
     def close(self, machine: Machine, port: int) -> None:
         """Refuse connections to this port from now on."""
         self.listeners.pop((machine.host, port), None)
+
+    def descriptor_of(self, transport: "Transport") -> int:
+        """Return the file descriptor of a new end of a connection."""
+        number = next(self._descriptors)
+        self.sockets[number] = transport
+        return number
+
+    def _listener(self, name: str, port: int) -> Any:
+        """Return what listens; `localhost` is the computer of all processes, which listen at ports of their own."""
+        if name == "localhost":
+            name = next((host for host, number in self.listeners if number == port), name)
+        return self.listeners.get((name, port), (None, None))
 
     def address_of(self, name: str) -> str:
         """Return the IP address of a name."""
@@ -66,7 +85,7 @@ class Network:
         near.peer, far.peer = far, near
 
         def arrive() -> None:
-            target, accept = self.listeners.get((name, port), (None, None))
+            target, accept = self._listener(name, port)
             if target is None or accept is None or not target.alive or name in self.refused:
                 answer(ConnectionRefusedError(111, "Connect call failed"))
             elif not (source.sends() and target.receives()):
@@ -106,22 +125,33 @@ class Transport(asyncio.Transport):
         self._network = network
         self._peername = peername
         self._protocol: Any = None
-        self._arrived: deque[Callable[[], None]] = deque()
+        self._arrived: deque[bytes | Callable[[], None]] = deque()
         """What has arrived and waits: until there is a protocol, and until it reads again."""
-        self._sent: deque[Callable[[], None]] = deque()
+        self._sent: deque[bytes | Callable[[], None]] = deque()
         """What is on its way to the peer, in order."""
         self._sending = False
         self._reading = True
         self._closing = False
         self._lost = False
+        self.socket = ConnectionSocket(network.descriptor_of(self), self._hears_peer)
+
+    @property
+    def unread(self) -> bytes:
+        """What the machine has received, and its process has not read."""
+        return b"".join(part for part in self._arrived if isinstance(part, bytes))
+
+    def _hears_peer(self) -> bool:
+        """Whether what the peer's machine acknowledges arrives here."""
+        here, there = self.machine, self.peer.machine
+        return here is not None and there is not None and there.sends() and here.receives()
 
     # What the protocol calls
 
     def write(self, data: Any) -> None:
         if self._closing or not data:
             return
-        content = bytes(data)
-        self._send(lambda: self.peer.receive(content))
+        self.socket.state.written += len(data)
+        self._send(bytes(data))
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
@@ -133,7 +163,9 @@ class Transport(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        if not self._closing:
+        if self.unread:
+            self.abort()  # as Linux does: the peer must learn that it was not read
+        elif not self._closing:
             self._closing = True
             self._send(lambda: self.peer.lose(None))
             self._soon(lambda: self.lose(None))
@@ -165,7 +197,7 @@ class Transport(asyncio.Transport):
         """The kernel takes everything at once."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._peername if name == "peername" else default
+        return {"peername": self._peername, "socket": self.socket}.get(name, default)
 
     def set_protocol(self, protocol: Any) -> None:
         begun, self._protocol = self._protocol, protocol
@@ -192,15 +224,25 @@ class Transport(asyncio.Transport):
             self._network.world.call_later(_RETRY_SECONDS, self._reset)
 
     def eof(self) -> None:
+        self.socket.state.peer_has_closed()
         self._arrive(self._at_eof)
 
     def lose(self, error: Exception | None) -> None:
+        if error is None:
+            self.socket.state.peer_has_closed()
+        else:
+            self.socket.state.is_reset()
         self._arrive(lambda: self._end(error))
 
     def receive(self, content: bytes) -> None:
-        self._arrive(lambda: self._protocol.data_received(content))
+        """Take bytes, and acknowledge them; a process that has closed gets nothing more, and its machine resets."""
+        if self._closing:
+            self._network.world.call_later(0, lambda: self.peer.lose(ConnectionResetError(errno.ECONNRESET, "reset")))
+        else:
+            self.peer.socket.state.arrives(len(content))
+            self._arrive(content)
 
-    def _send(self, call: Callable[[], None]) -> None:
+    def _send(self, call: bytes | Callable[[], None]) -> None:
         self._sent.append(call)
         if not self._sending:
             self._sending = True
@@ -213,10 +255,11 @@ class Transport(asyncio.Transport):
                 self._network.world.call_later(_RETRY_SECONDS, self._pass_on)
             return
         while self._sent:
-            self._sent.popleft()()
+            part = self._sent.popleft()
+            self.peer.receive(part) if isinstance(part, bytes) else part()
         self._sending = False
 
-    def _arrive(self, call: Callable[[], None]) -> None:
+    def _arrive(self, call: bytes | Callable[[], None]) -> None:
         self._arrived.append(call)
         self._soon(self._read)
 
@@ -226,7 +269,8 @@ class Transport(asyncio.Transport):
 
     def _read(self) -> None:
         while self._arrived and self._protocol is not None and self._reading and not self._lost:
-            self._arrived.popleft()()
+            part = self._arrived.popleft()
+            self._protocol.data_received(part) if isinstance(part, bytes) else part()
 
     def _at_eof(self) -> None:
         if not self._protocol.eof_received():
@@ -236,6 +280,8 @@ class Transport(asyncio.Transport):
         if not self._lost:
             self._lost = self._closing = True
             self._protocol.connection_lost(error)
+            self.socket.close()
+            self._network.sockets.pop(self.socket.number, None)
 
 
 class ListeningSocket:

@@ -5,6 +5,8 @@ a world runs: also a name that was imported from the module that makes it.
 """
 
 import contextlib
+import errno
+import fcntl
 import functools
 import importlib
 import itertools
@@ -15,6 +17,7 @@ import random
 import secrets
 import socket
 import sys
+import termios
 import threading
 import time
 import types
@@ -36,7 +39,7 @@ from headrace_devkit.simulation import greenlet_threads
 from headrace_devkit.simulation.network import ListeningSocket, Network
 from headrace_devkit.simulation.world import EPOCH_SECONDS, Machine, World
 
-_OUTSIDE = ("headrace.cli", "headrace.client", "headrace.functions.worker", "headrace_devkit")
+_OUTSIDE = ("headrace.cli.", "headrace.functions.worker", "headrace_devkit")
 _THREADS = {
     threading.Thread: greenlet_threads.Thread,
     threading.Event: greenlet_threads.ThreadEvent,
@@ -132,7 +135,7 @@ def _table(network: Network, clients: Clients, reached: Callable[[str], None]) -
         if fake is not None:
             pairs[real] = fake
     table = {id(real): (real, fake) for real, fake in pairs.items()}
-    for module in (time, threading, queue, random, secrets, uuid, socket, os, confluent_kafka, admin):
+    for module in (time, threading, queue, random, secrets, uuid, socket, os, fcntl, confluent_kafka, admin):
         table[id(module)] = module, _with(module, table)
     return table
 
@@ -203,7 +206,20 @@ def _sockets(network: Network) -> dict[Any, Any]:
     def pid() -> int:
         return 1000 + [*network.world.machines].index(_machine(network.world).name)
 
+    def ioctl(descriptor: int, request: int, waiting: Any) -> bytes:
+        """Return how many bytes of a connection wait to be acknowledged, or to be read."""
+        transport = network.sockets.get(descriptor)
+        if transport is None:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        of_peer = request == termios.TIOCOUTQ
+        count = transport.get_extra_info("socket").unacknowledged() if of_peer else len(transport.unread)
+        size = int(count).to_bytes(4, sys.byteorder)
+        if isinstance(waiting, bytearray):
+            waiting[:4] = size
+        return size
+
     found: dict[Any, Any] = {
+        fcntl.ioctl: ioctl,
         socket.create_server: create_server,
         socket.gethostname: lambda: _machine(network.world).host,
         os.getpid: pid,

@@ -255,3 +255,45 @@ async def test_offsets_go_into_no_transaction_while_the_member_is_unknown(harnes
     harness.clients[-1].generation = -1
     with pytest.raises(CommitRefused):
         await harness.run(harness.instance.for_transaction([processed(P0, 1)]))
+
+
+@with_reader
+async def test_a_transaction_names_only_the_partitions_that_are_revoked_meanwhile(harness: ActiveHarness, /) -> None:
+    """A client reads the others again from where it was, and would lose what is named for no reason."""
+    await delivered(harness)
+    consumer: Any = harness.instance.membership.consumer
+    for_transaction = consumer.for_transaction
+
+    async def after_revoke(offsets: Any) -> Any:
+        harness.clients[-1].rebalance("on_revoke", P0)
+        await harness.rebalanced()
+        return await for_transaction(offsets)
+
+    consumer.for_transaction = after_revoke
+    with pytest.raises(CommitRefused) as raised:
+        await harness.run(harness.instance.for_transaction([processed(P0, 10), processed(P1, 10)]))
+    assert raised.value.parameters["refused"] == [P0._asdict()]
+
+
+@pytest.mark.parametrize("how", ["commit", "transaction"])
+@with_reader
+async def test_what_is_committed_while_it_waits_to_be_sent_again_is_not_sent(
+    harness: ActiveHarness, /, how: str
+) -> None:
+    """The client has the records of a response that Headrace takes for lost, and commits them by name."""
+
+    async def lost() -> bool:
+        return False
+
+    found = await read(harness)
+    found.end(20, lost)
+    (await read(harness)).end(0)
+    offsets = [processed(P0, 4), processed(P1, 10)]
+    if how == "commit":
+        await harness.run(harness.instance.commit(offsets))
+    else:
+        _, committed = await harness.run(harness.instance.for_transaction(offsets))
+        committed()
+    assert await delivered(harness) == {P0: [4, 5, 6, 7, 8, 9]}
+    await harness.run(harness.instance.seek({P1: 8}))
+    assert await delivered(harness) == {P1: [8, 9]}

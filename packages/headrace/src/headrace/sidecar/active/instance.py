@@ -183,8 +183,7 @@ class ActiveInstance(Service, Listener):
         try:
             # 2. What the last read sent was delivered, or is read again; auto commit takes what was delivered.
             await self._settle()
-            if stream is None:
-                await self._send_again()
+            await self._send_again(self._positions.ahead, self._positions.in_doubt if stream is None else _NOWHERE)
             if self.spec.auto_commit_seconds:
                 self._positions.confirm()
             # 3. Wait for the minimum of bytes, and then a moment for more.
@@ -249,12 +248,12 @@ class ActiveInstance(Service, Listener):
                 if await received():
                     self._positions.deliver()
                 else:
-                    await self._send_again()
+                    await self._send_again(_NOWHERE, self._positions.in_doubt)
                 self._received = None
 
-    async def _send_again(self, targets: Offsets = _NOWHERE) -> None:
+    async def _send_again(self, targets: Offsets, in_doubt: Offsets) -> None:
         """Read again what may not have arrived, and read other partitions from these offsets."""
-        offsets = self._positions.in_doubt | {p: at for p, at in targets.items() if p in self._positions}
+        offsets = {**in_doubt, **{p: at for p, at in targets.items() if p in self._positions}}
         if not offsets:
             return
         before = dict(self._positions)
@@ -332,6 +331,7 @@ class ActiveInstance(Service, Listener):
         except TimeoutError as cause:
             raise errors.KafkaUnavailable("earlier commits are not acknowledged yet; nothing was written") from cause
         if found is None:
+            self._positions.require(processed)  # names those that were revoked meanwhile
             raise self._positions.refuse(dict.fromkeys(processed, GONE))
         return found, lambda: self._positions.take(offsets, before)
 
@@ -372,7 +372,8 @@ class ActiveInstance(Service, Listener):
         await self._settle()
         refused = self._positions.refusals(received)
         kept = newest([one for one in received if one not in refused])
-        await self._send_again({p: max(at.offset, self._positions[p].committed) for p, at in kept.items()})
+        targets = {p: max(at.offset, self._positions[p].committed) for p, at in kept.items()}
+        await self._send_again(targets, self._positions.in_doubt)
         if refused:
             raise self._positions.refuse(refused)
 

@@ -56,6 +56,10 @@ class PartitionPosition:
     """What auto commit commits: confirmed by the next read, or committed by the client."""
     promised: Committed | None = None
     """The offset of an asynchronous commit, until it is acknowledged."""
+    sent_again: int = 0
+    """After the records that are sent again, because they may not have arrived."""
+    ahead: int | None = None
+    """Where to continue, because records were committed that were to be sent again."""
 
     @property
     def back(self) -> int:
@@ -93,6 +97,8 @@ class PartitionPosition:
         if self.sent is not None:
             self.delivered = max(self.back, min(at, self.sent))
             self.sent = None if at >= self.sent else self.sent
+        if self.end < at <= self.sent_again:
+            self.ahead = at
 
     def seek_back(self, at: int) -> None:
         """Allow commits behind the committed offset, for records that are sent from now on."""
@@ -122,6 +128,11 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
     def in_doubt(self) -> dict[TopicPartition, int]:
         """Where to read partitions again of which records may not have arrived."""
         return {partition: one.back for partition, one in self.items() if one.sent is not None}
+
+    @property
+    def ahead(self) -> dict[TopicPartition, int]:
+        """Where to continue partitions whose records were committed while they waited to be sent again."""
+        return {partition: one.ahead for partition, one in self.items() if one.ahead is not None}
 
     @property
     def uncommitted(self) -> dict[TopicPartition, int]:
@@ -182,6 +193,7 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
                 now.delivered = targets.get(partition, old.delivered)
                 now.handled = old.handled
                 now.confirmed = old.confirmed
+                now.sent_again = max(old.end, old.sent_again)
 
     def require(self, processed: Iterable[Processed]) -> None:
         """Raise CommitRefused if any of it is refused."""

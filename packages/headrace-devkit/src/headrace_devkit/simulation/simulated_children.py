@@ -6,6 +6,7 @@ connected by a pair of sockets, and by files that both really have. A child dies
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -152,8 +153,9 @@ class Child:
 class LocalTransport(Transport):
     """One end of a pair of sockets on one computer: no cut disturbs it, and what was sent arrives."""
 
-    def _send(self, call: Callable[[], None]) -> None:
-        self._network.world.call_later(_LOCAL_SECONDS, call)
+    def _send(self, call: bytes | Callable[[], None]) -> None:
+        arrives = functools.partial(self.peer.receive, call) if isinstance(call, bytes) else call
+        self._network.world.call_later(_LOCAL_SECONDS, arrives)
 
 
 class LocalSocket:

@@ -84,7 +84,8 @@ def test_settings_are_those_of_the_file_with_what_was_changed() -> None:
     changed = {"by": "ann", "rate_records": 5, "max_records": 7, "max_in_flight": 2, "max_bytes": None}
     assert live_settings(CONFIG, changed) == SettingsInForce(5, 7, 102_400, 0.0, 2)
     allowed = {"registrations": RegistrationsConfig(backends=["http://b"])}
-    registered = {"topics": ["t"], "group": "g", "backend": {"url": "http://b/push", "health": {"path": "/health"}}}
+    backend = {"url": "http://b/push", "health": {"path": "/health"}}
+    registered = {"topics": ["t"], "group": "g", "enabled": True, "backend": backend}
     of_team = RegistrationConfig.model_validate(registered, context=allowed)
     assert live_settings(of_team, changed).max_records == 7
     single = CONFIG.model_validate(

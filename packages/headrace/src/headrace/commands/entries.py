@@ -76,13 +76,13 @@ def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> Setti
     """
     new = delivery
     if changed:
-        given = {name: getattr(delivery, name) for name in delivery.model_fields_set}
+        # A registered consumer is validated like one of the file: its backend was accepted already.
+        kind = ReactiveConsumerConfig if isinstance(delivery, ReactiveConsumerConfig) else type(delivery)
+        given = {name: getattr(delivery, name) for name in delivery.model_fields_set & kind.model_fields.keys()}
         batch = {name: changed[name] for name in BatchConfig.model_fields if changed.get(name) is not None}
         given["batch"] = {**delivery.batch.model_dump(exclude_unset=True), **batch}
         if changed.get("max_in_flight") is not None:
             given["max_in_flight"] = changed["max_in_flight"]
-        # A registered consumer is validated like one of the file: its backend was accepted already.
-        kind = ReactiveConsumerConfig if isinstance(delivery, ReactiveConsumerConfig) else type(delivery)
         new = kind.model_validate(given)
     rate = changed.get("rate_records")
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e9):

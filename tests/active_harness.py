@@ -24,9 +24,12 @@ from headrace.records import Committed, OutgoingRecord, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.spec import InstanceSpec
+from headrace_devkit.simulation.fetcher import FetchedPartition
+from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
+from headrace_devkit.simulation.world import Machine, World
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
-from headrace_devkit.testing.memory_consumer import MemoryConsumer
+from tests.assigned_consumer import AssignedConsumer, on_thread
 
 T = TypeVar("T")
 
@@ -38,21 +41,21 @@ class ActiveHarness:
     """The instances of a process on a cluster in memory, and the threads of their consumers."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.clock, self.cluster = ManualClock(), MemoryCluster({"t": 3})
+        world = World(1)
+        self.clock, self.kafka = ManualClock(), SimulatedKafka(world)
+        self.cluster = MemoryCluster({"t": 3}, brokers=self.kafka.brokers, offsets=self.kafka.groups.offsets)
+        self.clients: list[AssignedConsumer] = []
+        """Clients that are not closed, the newest last."""
         self.threads: list[Steps] = []
         self.instances = self.process()
         self.instance: ActiveInstance
         """One of them, which the test makes."""
-        patch.setattr(library, "Consumer", functools.partial(MemoryConsumer, self.cluster))
-        patch.setattr(MemoryConsumer, "idle_seconds", 0.0)
+        machine = world.machine("m")
+        make = functools.partial(TurnedConsumer, self.kafka, self.clients)
+        patch.setattr(library, "Consumer", lambda config: on_thread(machine, lambda: make(config)))
         patch.setattr("headrace.kafka.loop_proxy.CommandQueue.wait", lambda queue, seconds: None)
-        patch.setattr("headrace.kafka.consumer.OwnedThread", functools.partial(Steps, self.threads))
+        patch.setattr("headrace.kafka.consumer.OwnedThread", functools.partial(Steps, machine, self.threads))
         patch.setattr("headrace.kafka.consumer.LoopProxy", Proxy)
-
-    @property
-    def clients(self) -> list[MemoryConsumer]:
-        """Clients that are not closed, the newest last."""
-        return self.cluster.consumers
 
     @property
     def committed(self) -> dict[TopicPartition, Committed]:
@@ -96,20 +99,40 @@ class ActiveHarness:
         for _ in range(20):
             await self.turns(1)
             await self.clock.advance(0.5)
-            if not any(client.has_turns for client in self.clients):
+            if not any(client.is_moving for client in self.clients):
                 break
         else:
             raise AssertionError("the client is never polled")
         await self.turns()
 
 
+class TurnedConsumer(AssignedConsumer):
+    """A client that waits in a poll only while something is on its way, so that a turn costs little."""
+
+    def poll(self, timeout: float = -1) -> Any:
+        arrives = self.member.commits.open or any(
+            state.is_started and not state.is_paused and (state.position is None or self._has_more(state))
+            for state in self.fetcher.partitions.values()
+        )
+        return super().poll(timeout if arrives else 0)
+
+    def _has_more(self, state: FetchedPartition) -> bool:
+        log = self.cluster.brokers.log(*state.key)
+        return log is not None and log.end != state.position
+
+
 class Steps:
     """In place of the thread of a consumer: it runs when a test calls `turn`."""
 
     def __init__(
-        self, threads: list[Steps], name: str, run: Callable[[Any], None], on_death: Callable[[BaseException], None]
+        self,
+        machine: Machine,
+        threads: list[Steps],
+        name: str,
+        run: Callable[[Any], None],
+        on_death: Callable[[BaseException], None],
     ) -> None:
-        self._threads = threads
+        self._machine, self._threads = machine, threads
         self.poll: Any = run.__self__  # type: ignore[attr-defined]
         self.alive = False
         self.stop_requested = threading.Event()
@@ -123,7 +146,7 @@ class Steps:
     def turn(self) -> None:
         """Take one turn; an error ends the consumer."""
         try:
-            self.poll.turn()
+            on_thread(self._machine, self.poll.turn)
         except Exception as cause:  # noqa: BLE001 as the thread's own boundary
             self._end()
             self._on_death(cause)
@@ -141,7 +164,7 @@ class Steps:
         self.alive = False
         self._threads.remove(self)
         try:
-            self.poll.run(SimpleNamespace(is_set=lambda: True))
+            on_thread(self._machine, lambda: self.poll.run(SimpleNamespace(is_set=lambda: True)))
         finally:
             self.poll.loop.flush()
             self._ended.set()

@@ -1,30 +1,27 @@
-"""A consumer on its own thread, whose client reads a cluster in memory."""
+"""A consumer on its own thread, on virtual time, whose client gets its partitions from the test."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
-
-import pytest
-from confluent_kafka import KafkaError
 
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin
-from headrace.kafka.client import library
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, Record, TopicPartition
-from headrace.runtime import Deadline
-from headrace_devkit.testing import ManualClock
+from headrace.runtime import Deadline, SystemClock
+from headrace_devkit.simulation.partition_log import UnwrittenRecord
+from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
+from headrace_devkit.simulation.world import World
 from headrace_devkit.testing.memory_cluster import MemoryCluster
-from headrace_devkit.testing.memory_consumer import MemoryConsumer, where
+from tests.assigned_consumer import AssignedConsumer
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-_LIMIT_SECONDS = 10.0
+_LIMIT_SECONDS = 100.0
 
 
 class Heard:
@@ -64,73 +61,56 @@ class Heard:
 
 
 class Member:
-    """A consumer of topic `t`, and its listener."""
+    """A consumer of topic `t` on a machine of the simulation, and its listener."""
 
-    def __init__(self, cluster: MemoryCluster, listener: Any, policy: ReadPolicy, flow: FlowControl) -> None:
-        self.cluster, self.listener, self.clock = cluster, listener, ManualClock()
+    def __init__(self, cluster: MemoryCluster, clients: list[AssignedConsumer], listener: Any, **more: Any) -> None:
+        self.cluster, self.clients, self.listener = cluster, clients, listener
+        self.clock = SystemClock()
         self.consumer = Consumer(
-            Admin(KafkaConfig()),
-            name="c",
-            group="g",
-            topics=["t"],
-            listener=listener,
-            flow=flow,
-            clock=self.clock,
-            policy=policy,
+            Admin(KafkaConfig()), name="c", group="g", topics=["t"], listener=listener, clock=self.clock, **more
         )
 
     @property
-    def client(self) -> MemoryConsumer:
-        return self.cluster.consumers[-1]
+    def client(self) -> AssignedConsumer:
+        return self.clients[-1]
 
     def assign(self, *partitions: TopicPartition) -> None:
-        self.client.rebalance("on_assign", *partitions)
+        self.client.move("assign", *partitions)
+
+    def append(self, partition: TopicPartition, count: int = 1) -> None:
+        """Append records."""
+        self.cluster.log(*partition).append([UnwrittenRecord(b"k", b"v")] * count)
 
     async def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Wait for a condition while the consumer's time goes by."""
-        limit = time.monotonic() + _LIMIT_SECONDS
+        """Wait for a condition."""
+        limit = self.clock.monotonic() + _LIMIT_SECONDS
         while not holds():
             assert self.consumer.death is None, self.consumer.death
-            assert time.monotonic() < limit, f"waited in vain for {what}"
-            self.clock._now += 0.05
-            await asyncio.sleep(0.002)
+            assert self.clock.monotonic() < limit, f"waited in vain for {what}"
+            await asyncio.sleep(0.01)
 
-    async def turns(self, count: int = 20) -> None:
+    async def turns(self) -> None:
         """Let the thread take some turns."""
-        for _ in range(count):
-            seen: list[None] = []
-            self.client.do(lambda seen=seen: seen.append(None))  # type: ignore[misc]
-            await self.until(lambda seen=seen: seen, "a turn of the thread")  # type: ignore[misc]
-
-
-def refuse(client: MemoryConsumer, refused: TopicPartition, code: int) -> None:
-    """Have the client's requests of committed offsets fail for one partition."""
-    request = client.committed
-
-    def committed(items: Sequence[Any], timeout: float) -> list[Any]:
-        found = request(items, timeout)
-        for item in found:
-            if where(item) == refused:
-                item.error = KafkaError(code)
-        return found
-
-    client.committed = committed  # type: ignore[method-assign]
+        await asyncio.sleep(2)
 
 
 def with_member(
-    monkeypatch: pytest.MonkeyPatch,
     test: Callable[[Member], Coroutine[Any, Any, None]],
     *,
     listener: Any = None,
     policy: ReadPolicy | None = None,
     flow: FlowControl | None = None,
 ) -> None:
-    """Run a test with a consumer that has started."""
-    cluster = MemoryCluster({"t": 120})
-    monkeypatch.setattr(library, "Consumer", functools.partial(MemoryConsumer, cluster))
+    """Run a test with a consumer that has started, on virtual time."""
+    world, clients, ended = World(1), list[AssignedConsumer](), list[asyncio.Task[None]]()
+    kafka = SimulatedKafka(world)
+    kafka.clients.consumer = functools.partial(AssignedConsumer, kafka, clients)
+    cluster = MemoryCluster({"t": 120}, brokers=kafka.brokers, offsets=kafka.groups.offsets)
 
     async def main() -> None:
-        member = Member(cluster, listener or Heard(), policy or ReadPolicy(), flow or FlowControl())
+        member = Member(
+            cluster, clients, listener or Heard(), policy=policy or ReadPolicy(), flow=flow or FlowControl()
+        )
         await member.consumer.start()
         try:
             await test(member)
@@ -138,4 +118,8 @@ def with_member(
         finally:
             await member.consumer.stop()
 
-    asyncio.run(main())
+    with kafka.installed():
+        kafka.machine("m").loop.start(main(), ended.append)
+        assert world.run_until(lambda: ended, 600)
+    ended[0].result()
+    assert not world.problems

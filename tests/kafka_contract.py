@@ -37,8 +37,6 @@ class Clients(NamedTuple):
     read_records: Any
     cut: Callable[[TopicPartition, int], Coroutine[Any, Any, None]]
     """Deletes the records before an offset."""
-    join: Callable[[], Coroutine[Any, Any, None]]
-    """Gives the partitions of the topic to the member that has just started."""
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -61,7 +59,6 @@ class Clients(NamedTuple):
         )
         await consumer.start()
         try:
-            await self.join()
             await until(lambda: set(heard.epochs) == set(self.places))
             yield consumer, heard
             assert consumer.death is None
@@ -76,12 +73,21 @@ class Clients(NamedTuple):
         await until(is_committed)
 
 
-PROMISES: list[Callable[[Clients], Coroutine[Any, Any, None]]] = []
+Promise = Callable[[Clients], Coroutine[Any, Any, None]]
+PROMISES: list[Promise] = []
+PROMISES_OF_GROUPS: list[Promise] = []
+"""Those that need a member of a group."""
 
 
-def promise(test: Callable[[Clients], Coroutine[Any, Any, None]]) -> Callable[[Clients], Coroutine[Any, Any, None]]:
+def promise(test: Promise) -> Promise:
     """Add a test to the contract."""
     PROMISES.append(test)
+    return test
+
+
+def promise_of_groups(test: Promise) -> Promise:
+    """Add a test that starts a member."""
+    PROMISES_OF_GROUPS.append(test)
     return test
 
 
@@ -190,7 +196,7 @@ async def a_transaction_is_written_whole_or_not_at_all(clients: Clients) -> None
     assert sorted((record.partition, record.value) for record in found) == [(0, b""), (0, b""), (1, b"1")]
 
 
-@promise
+@promise_of_groups
 async def a_group_continues_behind_what_it_has_committed(clients: Clients) -> None:
     place, other = clients.places
     await clients.fill(place, 5)
@@ -208,7 +214,7 @@ async def a_group_continues_behind_what_it_has_committed(clients: Clients) -> No
         assert {at for _, committed in heard.assigned for at in committed.items()} == {(place, Committed(3, "m"))}
 
 
-@promise
+@promise_of_groups
 async def a_seek_commits_and_reads_again_in_a_new_epoch(clients: Clients) -> None:
     place = clients.places[0]
     await clients.fill(place, 3)
@@ -223,7 +229,7 @@ async def a_seek_commits_and_reads_again_in_a_new_epoch(clients: Clients) -> Non
         await clients.until_committed({place: 1})
 
 
-@promise
+@promise_of_groups
 async def the_end_of_a_log_is_where_latest_begins(clients: Clients) -> None:
     place = clients.places[0]
     await clients.fill(place, 2)
@@ -233,7 +239,7 @@ async def the_end_of_a_log_is_where_latest_begins(clients: Clients) -> None:
         assert heard.records == [(place, heard.epochs[place], 2)]
 
 
-@promise
+@promise_of_groups
 async def records_that_are_gone_are_a_gap(clients: Clients) -> None:
     place = clients.places[0]
     await clients.fill(place, 5)

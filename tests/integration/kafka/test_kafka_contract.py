@@ -16,10 +16,10 @@ from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.secured import kafka_settings
-from tests.kafka_contract import PROMISES, Clients
+from tests.kafka_contract import PROMISES, PROMISES_OF_GROUPS, Clients
 
 
-@pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*PROMISES, *PROMISES_OF_GROUPS], ids=lambda check: check.__name__)
 async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, check: Any) -> None:
     """Its members get their partitions from the group's coordinator."""
     settings, name = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60), topic(2)
@@ -33,14 +33,11 @@ async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, check: Any) -> N
         for future in client.delete_records([confluent_kafka.TopicPartition(*partition, before)]).values():
             await asyncio.to_thread(future.result)
 
-    async def join() -> None:
-        """Nothing to do."""
-
     services = (topics, producer, transactions)
     for service in services:
         await service.start()
     try:
-        await check(Clients(name, admin, topics, producer, transactions, read_records, cut, join))
+        await check(Clients(name, admin, topics, producer, transactions, read_records, cut))
     finally:
         for service in services:
             await service.stop()

@@ -1,9 +1,8 @@
-"""Partitions that begin, begin anew and end: on the consumer's thread, with a client that tests own."""
+"""Partitions that begin, begin anew and end: on the consumer's thread, with a client that gets them from tests."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import confluent_kafka
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.config.membership import ConsumerConfig
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
@@ -19,10 +19,10 @@ from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
-from headrace_devkit.simulation.partition_log import UnwrittenRecord
+from headrace_devkit.simulation.greenlet_threads import ThreadEvent, sleep
 from headrace_devkit.testing import ManualClock
-from headrace_devkit.testing.memory_consumer import Message, where
-from tests.group_member import P0, P1, Member, refuse, with_member
+from tests.assigned_consumer import message, refuse, where
+from tests.group_member import P0, P1, Member, with_member
 from tests.staged import staged
 
 BROKEN = confluent_kafka.KafkaError._BAD_MSG
@@ -44,7 +44,7 @@ class Backend:
 
 @pytest.mark.parametrize("on_gap", ["stop", "continue"])
 def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_gap: Any
+    caplog: pytest.LogCaptureFixture, on_gap: Any
 ) -> None:
     """The client names no offset then; two lanes beside each other would break the order, and leak room for ever."""
     backend = Backend()
@@ -55,7 +55,7 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
         pump.connect(member.consumer, member.consumer)
         await pump.start()
         member.cluster.commit("g", {P0: Committed(10)})
-        member.cluster.log(*P0).append([UnwrittenRecord(b"k", b"v")] * 30)
+        member.append(P0, 30)
         member.assign(P0)
         await member.until(lambda: member.consumer._flow.records == 20, "the records before")
         member.cluster.log(*P0).truncate(20)
@@ -71,19 +71,19 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
             assert len({epoch for epoch, _ in backend.delivered}) == 1
             assert [offset for _, offset in backend.delivered] == list(range(20))
             assert (member.consumer._flow.records, len(pump.lanes)) == (0, 1)
-        assert "error -140" in caplog.text
+        assert "requested offset not available" in caplog.text
         await pump.stop()
 
     pump = Pump("p", "g", backend, None, delivery=delivery, clock=ManualClock())
-    with_member(monkeypatch, test, listener=pump, policy=ReadPolicy(on_gap=on_gap), flow=FlowControl(max_records=40))
+    with_member(test, listener=pump, policy=ReadPolicy(on_gap=on_gap), flow=FlowControl(max_records=40))
 
 
-@staged(with_member, fixtures=("monkeypatch",))
+@staged(with_member, policy=ReadPolicy(member=ConsumerConfig(properties={"partition.assignment.strategy": "range"})))
 async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(member: Member, /) -> None:
     """Its room is given back, and a seek that waits is answered."""
     client, heard = member.client, member.listener
+    member.append(P0, 10)
     member.assign(P0)
-    client.give(*(Message(P0, offset) for offset in range(10)))
     await member.until(lambda: len(heard.records) == 10, "the records")
     client.async_commits = "unanswered"
     seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], Committed(3)))
@@ -94,18 +94,18 @@ async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(me
     assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
 
 
-@staged(with_member, fixtures=("monkeypatch",))
+@staged(with_member)
 async def test_a_batch_that_cannot_be_read_is_read_again_after_what_was_handed_over(member: Member, /) -> None:
     """The client names its first offset, and reads on: records after it must wait, or a commit would pass the batch."""
     client, heard = member.client, member.listener
-    member.cluster.log(*P0).end, together = 50, [[Message(P0, 2, BROKEN), Message(P0, 9)]]
+    consume, together = client.consume, [[message(P0, 2, BROKEN), message(P0, 9)]]
     member.assign(P0)
-    client.give(*(Message(P0, offset) for offset in range(4)))
+    member.append(P0, 4)
     await member.until(lambda: len(heard.records) == 4, "the first records")
-    client.consume = lambda most, seconds: together.pop() if together else []  # type: ignore[method-assign]
-    client.give(Message(P0, 4))
-    await member.until(lambda: client.assigned.get(P0) == 5, "the partition to continue")
-    client.give(Message(P0, 5))
+    client.consume = lambda *wanted: together.pop() if together else consume(*wanted)  # type: ignore[method-assign]
+    member.append(P0)
+    await member.until(lambda: client.positions.get(P0) == 5 and not together, "the partition to continue")
+    member.append(P0)
     await member.until(lambda: heard.records[-1][2] == 5, "the next record")
     assert [offset for _, _, offset in heard.records] == [*range(6)]
 
@@ -125,48 +125,48 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
             post(loop, call, *arguments)
             post(loop, commit_of_before)
 
+        member.append(P0, 7)
         member.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(7)))
         await member.until(lambda: len(heard.records) == 7, "the records")
         monkeypatch.setattr(LoopProxy, "post", post_and_commit)
         assert await member.consumer.seek(P0, heard.epochs[P0], Committed(2))
         await member.turns()
         assert client.commits[-1] == (P0, 2)
 
-    with_member(monkeypatch, test)
+    with_member(test)
 
 
-@staged(with_member, policy=ReadPolicy("latest"), fixtures=("monkeypatch",))
+@staged(with_member, policy=ReadPolicy("latest"))
 async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member, /) -> None:
     """With `latest` the end of each log is requested. Nor does one whose committed offset the group may not read."""
     client, heard, silent = member.client, member.listener, {P0}
-    marks, refused = client.get_watermark_offsets, TopicPartition("u", 0)
+    marks, times, refused = client.get_watermark_offsets, client.offsets_for_times, TopicPartition("u", 0)
 
-    def ask(item: Any, timeout: float) -> tuple[int, int]:
-        if where(item) in silent:
+    def ask(items: Sequence[Any]) -> None:
+        if silent & {where(item) for item in items}:
             raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
-        return marks(item, timeout)
 
-    client.get_watermark_offsets = ask  # type: ignore[method-assign]
+    client.get_watermark_offsets = lambda item, timeout: ask([item]) or marks(item, timeout)  # type: ignore
+    client.offsets_for_times = lambda items, timeout: ask(items) or times(items, timeout)  # type: ignore
     member.cluster.brokers.create_topic("u")
     member.cluster.log(*P0).end, member.cluster.log(*P1).end = 5, 7
     refuse(client, refused, confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
     member.assign(P0, P1, refused)
     await member.until(lambda: P1 in heard.epochs, "the partition that answers")
-    assert (set(heard.epochs), client.paused, client.assigned[P1]) == ({P1}, {P0, refused}, 7)
+    assert (set(heard.epochs), client.paused, client.positions[P1]) == ({P1}, {P0, refused}, 7)
     assert "t-0: reading its start position failed" in member.consumer.trouble(P0)
     silent.clear()
     await member.until(lambda: P0 in heard.epochs, "the other partition")
-    assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, {refused}, "")
+    assert (client.positions[P0], client.paused, member.consumer.trouble(P0)) == (5, {refused}, "")
 
 
 def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread gives up at a moment; a lane that drained longer would deliver beside the next owner's."""
-    asked = threading.Event()
     wait_for = LoopProxy.wait_for
+    asked: list[None] = []
 
     def asking(*arguments: Any) -> Any:
-        asked.set()
+        asked.append(None)
         return wait_for(*arguments)
 
     async def test(member: Member) -> None:
@@ -179,18 +179,19 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
         member.listener.on_revoked = on_revoked
         member.assign(P0)
         await member.until(lambda: member.listener.assigned, "the assignment")
-        member.client.rebalance("on_revoke", P0)
-        assert asked.wait(10)
-        member.clock._now += 15  # the loop stands still for so long
+        member.client.move("revoke", P0)
+        while not asked:
+            sleep(0.001)  # the loop stands still
+        sleep(15)
         await member.until(lambda: left, "the drain")
         assert left[0] <= 5
 
     monkeypatch.setattr(LoopProxy, "wait_for", asking)
-    with_member(monkeypatch, test)
+    with_member(test)
 
 
 @pytest.mark.parametrize("ending", ["revoke", "stop"])
-def test_what_is_revoked_under_another_member_id_is_lost(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+def test_what_is_revoked_under_another_member_id_is_lost(ending: str) -> None:
     """Another member may have had the partitions in between, and Kafka would take a commit of the new member."""
     ends = []
 
@@ -203,22 +204,22 @@ def test_what_is_revoked_under_another_member_id_is_lost(monkeypatch: pytest.Mon
         heard.on_revoked = on_revoked
         member.assign(P0)
         await member.until(lambda: heard.assigned, "the assignment")
-        client.rebalance("on_revoke", P0)
+        client.move("revoke", P0)
         await member.until(lambda: client.commits, "a commit of the same member")
         member.assign(P0)
         await member.until(lambda: len(heard.assigned) == 2, "the next assignment")
-        client.do(lambda: setattr(client, "member_id", "member-2"))
+        client.do(lambda: setattr(client.member, "member_id", "member-2"))
         member.assign(P1)
         await member.until(lambda: P1 in heard.epochs, "an assignment of the other member")
         if ending == "revoke":
-            client.rebalance("on_revoke", P0, P1)
-            await member.until(lambda: heard.lost and not client.assigned, "the loss")
+            client.move("revoke", P0, P1)
+            await member.until(lambda: heard.lost and not client.positions, "the loss")
             member.assign(P0)
             await member.until(lambda: len(heard.assigned) == 4, "an assignment")
-            client.rebalance("on_revoke", P0)
+            client.move("revoke", P0)
             await member.until(lambda: len(client.commits) == 2, "a commit of the other member")
 
-    with_member(monkeypatch, test)
+    with_member(test)
     ((heard, client),) = ends
     assert {*heard.lost} == {P0, P1}
     assert client.commits == [(P0, 7)] * (2 if ending == "revoke" else 1)
@@ -257,26 +258,25 @@ def test_partitions_whose_store_does_not_respond_hold_no_other(monkeypatch: pyte
         refused.clear()
         silent.clear()
         await member.until(lambda: len(heard.epochs) == 120, "all partitions")
-        assert {client.assigned[partition] for partition in partitions} == {7}
+        assert {client.positions[partition] for partition in partitions} == {7}
         assert heard.epochs == {partition: epochs[-1] for partition, epochs in asked.items()}
         assert all(sorted(epochs) == epochs for epochs in asked.values())
         assert {len(asked[partition]) for partition in partitions[41:]} == {1}
 
-    with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))
+    with_member(test, policy=ReadPolicy(stored_offsets=stored))
 
 
-def test_a_thread_that_does_not_return_from_the_client_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_does_not_return_from_the_client_hangs() -> None:
     """After the time of a drain and a minute; not while it takes turns, nor while the consumer leaves its group."""
 
     async def test(member: Member) -> None:
-        free, begun = threading.Event(), list[float]()
+        free, begun = ThreadEvent(), list[float]()
 
         def hang() -> None:
             begun.append(member.clock.monotonic())
-            assert free.wait(60)
+            assert free.wait(600)
 
-        member.clock._now += 1000
-        await member.turns()
+        await asyncio.sleep(200)
         assert hanging_consumers() == []
         member.client.do(hang)
         await member.until(hanging_consumers, "a thread that hangs")
@@ -285,5 +285,5 @@ def test_a_thread_that_does_not_return_from_the_client_hangs(monkeypatch: pytest
         free.set()
         await member.until(lambda: not hanging_consumers(), "the thread to return")
 
-    with_member(monkeypatch, test)
+    with_member(test)
     assert hanging_consumers() == []

@@ -17,7 +17,7 @@ from headrace.errors import FatalKafkaError, HeadraceError, KafkaUnauthorized, K
 from headrace.kafka import Admin, poll_thread
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Record, TopicPartition
-from headrace_devkit.testing.memory_consumer import Message
+from tests.assigned_consumer import AssignedConsumer
 from tests.group_member import P0, Member, with_member
 
 
@@ -68,19 +68,10 @@ def test_offsets_are_asked_for_until_the_limit_and_once_while_no_broker_response
     assert least <= len(leader.codes) <= most
 
 
-class Fatal(Message):
-    """An error after which a client does nothing more; its text names the cause."""
-
-    def __init__(self, cause: int) -> None:
-        super().__init__(P0, None)
-        text = f"Fatal error: {KafkaError(cause).str()}: ConsumerGroupHeartbeat fatal error"
-        self._error = KafkaError(KafkaError._FATAL, text)
-
-    def topic(self) -> Any:
-        return None
-
-    def partition(self) -> Any:
-        return None
+def fatal(client: AssignedConsumer, cause: int) -> None:
+    """Return an error from a client after which it does nothing more; its text names the cause."""
+    text = f"Fatal error: {KafkaError(cause).str()}: ConsumerGroupHeartbeat fatal error"
+    client.problem(KafkaError(KafkaError._FATAL, text))
 
 
 def test_a_member_that_kafka_refuses_for_a_moment_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,19 +81,21 @@ def test_a_member_that_kafka_refuses_for_a_moment_joins_again(monkeypatch: pytes
     async def test(member: Member) -> None:
         client, heard = member.client, member.listener
         member.assign(P0)
-        client.give(Message(P0, 0), Fatal(KafkaError.GROUP_AUTHORIZATION_FAILED))
-        await member.until(lambda: member.cluster.consumers not in ([], [client]), "another client")
+        member.append(P0)
+        await member.until(lambda: heard.records, "a record")
+        fatal(client, KafkaError.GROUP_AUTHORIZATION_FAILED)
+        await member.until(lambda: member.clients not in ([], [client]), "another client")
         await member.until(lambda: "no right Read on group g" in member.consumer.trouble(P0), "the words")
         member.assign(P0)
-        member.client.give(Message(P0, 1))
+        member.append(P0)
         await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new client")
         await member.turns()
-        assert (len(member.cluster.consumers), len(heard.assigned), member.consumer.trouble(P0)) == (1, 2, "")
+        assert (len(member.clients), len(heard.assigned), member.consumer.trouble(P0)) == (1, 2, "")
 
-    with_member(monkeypatch, test)
+    with_member(test)
 
 
-def test_a_listener_that_fails_ends_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_fails_ends_its_member() -> None:
     """What the listener missed must not be passed by what comes after it: nothing more is handed over or committed."""
 
     async def test(member: Member) -> None:
@@ -113,15 +106,17 @@ def test_a_listener_that_fails_ends_its_member(monkeypatch: pytest.MonkeyPatch) 
             raise ZeroDivisionError
 
         member.listener.on_records = fail
+        member.append(P0)
         member.assign(P0)
-        member.client.give(Message(P0, 0), Message(P0, 1))
+        await member.until(lambda: handed, "a record")
+        member.append(P0)
         with pytest.raises(AssertionError):
             await member.until(lambda: False, "the end of the member")
         assert isinstance(member.consumer.death, ZeroDivisionError)
         assert (handed, member.client.commits) == ([0], [])
         member.consumer.death = None
 
-    with_member(monkeypatch, test)
+    with_member(test)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +126,12 @@ def test_a_listener_that_fails_ends_its_member(monkeypatch: pytest.MonkeyPatch) 
         (KafkaError.GROUP_AUTHORIZATION_FAILED, ReadPolicy(replaces_client=False), KafkaUnauthorized),
     ],
 )
-def test_another_fatal_error_ends_the_member(
-    monkeypatch: pytest.MonkeyPatch, cause: int, policy: ReadPolicy, kind: type[HeadraceError]
-) -> None:
+def test_another_fatal_error_ends_the_member(cause: int, policy: ReadPolicy, kind: type[HeadraceError]) -> None:
     async def test(member: Member) -> None:
-        member.client.give(Fatal(cause))
+        fatal(member.client, cause)
         with pytest.raises(AssertionError, match=r"Fatal error|no right Read on group g"):
             await member.until(lambda: False, "the end of the member")
         assert isinstance(member.consumer.death, kind)
         member.consumer.death = None
 
-    with_member(monkeypatch, test, policy=policy)
+    with_member(test, policy=policy)

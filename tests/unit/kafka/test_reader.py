@@ -13,7 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka import reader
 from headrace.kafka.reader import to_batches
 from headrace.records import TopicPartition
-from headrace_devkit.testing.memory_consumer import Message
+from tests.assigned_consumer import message
 from tests.group_member import P0, P1
 
 
@@ -46,7 +46,7 @@ class Taken:
 def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
     """Clients of other languages write such names; value and place are kept, and so are the other headers."""
     expected = [("a", b"0"), ("\ufffd", b"1"), ("a", None)]
-    plain = Message(TopicPartition("t", 0), 3)
+    plain = message(TopicPartition("t", 0), 3)
     [batch] = to_batches([plain, Taken(), plain, Taken(), Taken()])
     assert [record.headers for record in batch] == [[], expected, [], expected, expected]
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
 def test_records_of_the_client_are_batches_by_partition() -> None:
     """Topics, partitions, holes and nulls in any order; each batch has the records of its partition in their order."""
     places = [P0, P0, P1, P0, TopicPartition("u", 0), P1]
-    batches = to_batches([Message(place, 3 * offset) for offset, place in enumerate(places)])
+    batches = to_batches([message(place, 3 * offset) for offset, place in enumerate(places)])
     assert [(batch.topic_partition, batch.offsets) for batch in batches] == [
         (P0, [0, 3, 9]),
         (P1, [6, 15]),

@@ -44,8 +44,8 @@ def with_instance(
             harness.append(partition, *[10] * 10)
         await instance.membership.subscribe(Topics(["t"]))
         await harness.turns()
-        harness.clients[-1].rebalance("on_assign", P0, P1)
-        await harness.turns()
+        harness.clients[-1].move("assign", P0, P1)
+        await harness.turns(6)
         assert instance.assigned == [P0, P1]
         await test(harness)
         await harness.instances.stop()
@@ -85,10 +85,10 @@ async def end(harness: ActiveHarness, how: str) -> None:
 @with_reader
 async def test_a_request_that_kafka_does_not_answer_leaves_the_instance_alive(harness: ActiveHarness, /) -> None:
     """The committed offsets are requested on the polling thread, which must survive the error."""
-    harness.cluster.failure = DOWN
+    harness.kafka.brokers.kill(1)
     with pytest.raises(KafkaError):
         await harness.run(harness.instance.membership.committed([P0]))
-    harness.cluster.failure = None
+    harness.kafka.brokers.start(1)
     assert await harness.run(harness.instance.membership.committed([P0])) == {}
     assert len((await delivered(harness))[P0]) == 10
 
@@ -124,7 +124,7 @@ async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveH
 async def test_a_refusal_is_not_lost_with_the_response_of_kafka(harness: ActiveHarness, /) -> None:
     """The commit of the partitions that are left takes too long; the next one names those that are gone."""
     await delivered(harness)
-    harness.clients[-1].rebalance("on_revoke", P1)
+    harness.clients[-1].move("revoke", P1)
     await harness.turns()
     with pytest.raises(KafkaTimeout):
         await harness.instance.commit()  # the thread takes no turn
@@ -240,7 +240,7 @@ async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(
     await harness.instance.commit(wait=False)
     await harness.turns()
     harness.clients[-1].async_commits = "acknowledged"
-    harness.clients[-1].rebalance("on_lost", P0)
+    harness.clients[-1].move("lost", P0)
     await harness.turns()
     with pytest.raises(CommitRefused) as raised:
         await harness.run(harness.instance.commit())
@@ -265,7 +265,7 @@ async def test_a_transaction_names_only_the_partitions_that_are_revoked_meanwhil
     for_transaction = consumer.for_transaction
 
     async def after_revoke(offsets: Any) -> Any:
-        harness.clients[-1].rebalance("on_revoke", P0)
+        harness.clients[-1].move("revoke", P0)
         await harness.rebalanced()
         return await for_transaction(offsets)
 

@@ -31,7 +31,14 @@ _CLOSED = "Consumer closed"
 class SimulatedConsumer(MemberHost):
     """A consumer of simulated brokers, made and used by a thread of a machine."""
 
-    def __init__(self, brokers: Brokers, groups: GroupCoordinators, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        groups: GroupCoordinators,
+        config: Mapping[str, Any],
+        member: type[GroupMembership] | None = None,
+    ) -> None:
+        """Open it; `config` has librdkafka's properties. Without a `member` they say which protocol it is of."""
         self.config = dict(config)
         if not self.config.get("group.id"):
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "Configuration property group.id is required"))
@@ -40,7 +47,7 @@ class SimulatedConsumer(MemberHost):
         self._queue = ClientQueue()
         self.fetcher = Fetcher(self.cluster, fetch_settings(self.config), self._deliver)
         is_new = self.config.get("group.protocol", "classic") == "consumer"
-        member = ConsumerMember if is_new else ClassicMember
+        member = member or (ConsumerMember if is_new else ClassicMember)
         self.member: GroupMembership = member(self, self.cluster, groups, group_settings(self.config))
         self._requests = BlockingRequests(self.cluster, self.fetcher, self.member)
         self._assignment = ClientAssignment(self.fetcher, self.member, self._requests)

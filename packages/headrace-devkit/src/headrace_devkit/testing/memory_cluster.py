@@ -51,8 +51,6 @@ class MemoryCluster:
         self.failure: Exception | None = None
         """Raised by every request while it is set."""
         self.producer = MemoryProducer(self)
-        self.consumers: list[Any] = []
-        """Open clients of its consumers, the newest last."""
         self.tables: list[CompactedTable[Any]] = []
         """Compacted tables that have each record of their topic at once."""
         self._known = dict(topics or {})

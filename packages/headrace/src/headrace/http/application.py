@@ -9,11 +9,9 @@ import functools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import zip_longest
 from typing import Any, Final
 
 from headrace.config.http import HttpConfig
-from headrace.config.spelling import nearest
 from headrace.errors import (
     AuthTokenMissing,
     Draining,
@@ -44,7 +42,6 @@ log = logging.getLogger(__name__)
 
 _DENIED: Final = (401, 403)
 _SHOWN_CHARACTERS: Final = 200
-_SIMILAR: Final = 0.7
 _MOST_KNOWN_ROUTES: Final = 1000
 _Methods = dict[str, ServedEndpoint]
 
@@ -297,11 +294,8 @@ class Router:
                 methods["HEAD"] = one
             if endpoint.rule == OPEN:
                 open_paths.append(endpoint.path.partition("{")[0])
-        self._methods = [*self._paths.values(), *patterns.values()]
         self._open_paths = tuple(open_paths)
         self._patterns = [(_pattern(path), methods) for path, methods in patterns.items()]
-        every = [one.endpoint for methods in self._methods for one in methods.values()]
-        self._foreign = [(endpoint, _pattern(path)) for endpoint in every for path in endpoint.foreign_paths]
 
     @classmethod
     def of(
@@ -343,40 +337,15 @@ class Router:
         found = methods.get(method)
         if found is None:
             allow = ", ".join(sorted(methods))
-            here = self._path_here(method, path)
-            hint = f"; did you mean {method} {here}?" if here else ""
-            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}{hint}", allow=allow)
+            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
         return Route(found.endpoint, found.serve, parameters, found.steps)
 
     def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
         for pattern, methods in self._patterns:
             if match := pattern.fullmatch(path):
                 return methods, match.groupdict()
-        near = self._path_here(method, path) or self._nearest(method, path[:_SHOWN_CHARACTERS])
-        hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
-        hint = package_of_path(path) or hint
+        hint = package_of_path(path) or "all are at /specui.html"
         raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
-
-    def _path_here(self, method: str, path: str) -> str:
-        """Return the path here of an operation that another product has at a path; empty if none is known."""
-        for endpoint, pattern in self._foreign:
-            if endpoint.method == method and (match := pattern.fullmatch(path)):
-                return endpoint.url(**match.groupdict())[:_SHOWN_CHARACTERS]
-        return ""
-
-    def _nearest(self, method: str, path: str) -> str:
-        """Return the endpoint path that is most similar to an unknown path; empty if none is similar."""
-        parts = path.split("/")
-        known: dict[str, str] = {}
-        administers = path.startswith(ADMINISTRATION[:-1])  # else what administers is not suggested
-        for endpoint in (methods[method].endpoint for methods in self._methods if method in methods):
-            if endpoint.path.startswith(ADMINISTRATION) and not administers:
-                continue
-            steps = zip_longest(endpoint.path.split("/"), parts)
-            # A parameter matches anything.
-            filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
-            known.setdefault(f"/{filled}", endpoint.path)
-        return known.get(nearest(path, known, _SIMILAR), "")
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -98,8 +98,6 @@ class Endpoint:
     """Whether it is in the API document."""
     whole: bool = False
     """Whether the handler takes the `HttpRequest` instead, reads its body and sends its response; see `Serve`."""
-    foreign_paths: tuple[str, ...] = ()
-    """Paths at which other products have this operation; the error for one of them suggests `path`."""
     handler: Handler | None = None
 
     def __call__(self, handler: Handler) -> Endpoint:

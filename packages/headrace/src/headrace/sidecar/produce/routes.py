@@ -32,12 +32,6 @@ _LINES: Final = (
     "A `ProduceRecord` per line, any number of them. Each line gets a line in response while the request is sent. The "
     "fields of `ProduceRequest` other than `records` are query parameters."
 )
-_FOREIGN_PATHS: Final = {
-    "Confluent REST Proxy 2": ("/topics/{topic}", "/topics/{topic}/partitions/{partition}"),
-    "Confluent REST Proxy 3": ("/v3/clusters/{cluster}/topics/{topic}/records",),
-    "Dapr": ("/v1.0/publish/{pubsub}/{topic}", "/v1.0-alpha1/publish/bulk/{pubsub}/{topic}"),
-}
-"""Where other products take records; the response names the path of Headrace."""
 _RAW_HEADERS: Final = {
     "X-Headrace-Key": "Key of the record, if the body is not JSON.",
     "X-Headrace-Partition": "Its partition.",
@@ -116,7 +110,6 @@ class ProduceRoute:
         errors=(*WRITE_ERRORS, PathNotFound),
         error_fields=ProduceResponse,
         whole=True,
-        foreign_paths=sum(_FOREIGN_PATHS.values(), ()),
     )
     async def load(self, request: HttpRequest) -> Prepared | PreparedTransaction | EncodedResponse | None:
         topic, headers = request.head.route.parameters["topic"], request.head.headers

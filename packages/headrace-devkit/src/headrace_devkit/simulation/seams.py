@@ -39,7 +39,7 @@ from headrace_devkit.simulation import greenlet_threads
 from headrace_devkit.simulation.network import ListeningSocket, Network
 from headrace_devkit.simulation.world import EPOCH_SECONDS, Machine, World
 
-_OUTSIDE = ("headrace.cli.", "headrace.functions.worker", "headrace_devkit")
+_OUTSIDE = ("headrace.cli.", "headrace_devkit")
 _THREADS = {
     threading.Thread: greenlet_threads.Thread,
     threading.Event: greenlet_threads.ThreadEvent,

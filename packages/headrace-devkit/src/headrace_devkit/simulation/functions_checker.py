@@ -59,6 +59,7 @@ class FunctionChecker(PushChecker):
             ("acknowledges", self._on_acknowledges),
             ("not acknowledged", self._on_not_acknowledged),
             ("on_assign", self._on_assign),
+            ("on_lost", self._on_lost),
         ):
             world.watch(name, call)
 
@@ -155,6 +156,14 @@ class FunctionChecker(PushChecker):
         for value, record in self.records.items():
             if f"{record.topic}-{record.partition}" in partitions:
                 self._calls.pop(value, None)
+
+    def _on_lost(self, _group: str, *partitions: str) -> None:
+        """Let workers go on with events of partitions that their process has lost: it cannot know who has them now."""
+        process = self._world.current
+        for value, at_work in self._at_work.items():
+            if value in self.records and f"{self.records[value].topic}-{self.records[value].partition}" in partitions:
+                for worker in [one for one in at_work if process and _process_of(one) == process.name]:
+                    del at_work[worker]
 
     def _on_child_end(self, worker: str, _code: int) -> None:
         for key in [key for key in self._arrived if key[0] == worker]:

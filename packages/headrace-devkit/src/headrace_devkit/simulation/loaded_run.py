@@ -7,14 +7,14 @@ import functools
 import json
 import random
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from headrace_devkit.simulation.checkers import ProducedRecord, PushChecker
 from headrace_devkit.simulation.partition_log import UnwrittenRecord
+from headrace_devkit.simulation.process_faults import ProcessFaults
 from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
-from headrace_devkit.simulation.simulated_process import SimulatedProcess
 from headrace_devkit.simulation.world import EPOCH_SECONDS, World
 
 TOPIC = "orders"
@@ -58,14 +58,11 @@ class LoadOptions(Protocol):
 Options = TypeVar("Options", bound=LoadOptions)
 
 
-class LoadedRun(ABC, Generic[Options]):
+class LoadedRun(ProcessFaults, Generic[Options]):
     """One run: its cluster, its processes of one group, and their checker."""
 
-    faults: ClassVar[Sequence[str]] = ("kill", "kill", "pause", "cut", "cut", "jump", "stop", "stop", "broker")
-    """The methods that break something, each as often as it is to be chosen."""
     group: ClassVar[str]
     checker: PushChecker
-    processes: Sequence[SimulatedProcess]
 
     def __init__(self, world: World, options: Options, brokers: int) -> None:
         self.world = world
@@ -98,51 +95,8 @@ class LoadedRun(ABC, Generic[Options]):
         offset = log.append([UnwrittenRecord(key, value, (), at)])
         self.checker.produced(ProducedRecord(value, TOPIC, partition, offset, key))
 
-    # Faults
-
-    def fault(self) -> None:
-        """Break something, by chance; what was broken is whole again after a while."""
-        chance = self.world.random
-        process = chance.choice(self.processes)
-        seconds = chance.choice([0.5, 4.0, 12.0, 40.0])
-        getattr(self, f"_{chance.choice(self.faults)}")(process, seconds)
-
-    def _kill(self, process: SimulatedProcess, seconds: float) -> None:
-        if process.running:
-            process.kill()
-            self.world.call_later(seconds, lambda: self._start(process))
-
-    def _stop(self, process: SimulatedProcess, seconds: float) -> None:
-        process.stop()
-        self.world.call_later(seconds, lambda: self._start(process))
-
-    def _start(self, process: SimulatedProcess) -> None:
-        if not process.running:
-            process.start()
-        elif process.stopping:  # it still drains
-            self.world.call_later(1.0, lambda: self._start(process))
-
-    def _pause(self, process: SimulatedProcess, seconds: float) -> None:
-        if process.running:
-            process.pause(seconds)
-
-    def _cut(self, process: SimulatedProcess, seconds: float) -> None:
-        if process.running:
-            incoming = self.world.random.random() < 0.7
-            process.cut(seconds, incoming=incoming, outgoing=not incoming or self.world.random.random() < 0.7)
-
-    def _jump(self, process: SimulatedProcess, seconds: float) -> None:
-        if process.running:
-            process.jump(self.world.random.choice([-3600, -10, 10, 3600]))
-
-    def _broker(self, _process: SimulatedProcess, seconds: float) -> None:
-        brokers = self.kafka.brokers
-        broker = self.world.random.choice(brokers.ids)
-        if brokers.is_up(broker):
-            self.world.note("broker", broker, round(seconds, 3))
-            self.checker.disturb(seconds, *(one.machine.name for one in self.processes if one.running))
-            (brokers.stop if self.world.random.random() < 0.5 else brokers.kill)(broker)
-            self.world.call_later(seconds, lambda: brokers.start(broker))
+    def disturb(self, seconds: float, *processes: str) -> None:
+        self.checker.disturb(seconds, *processes)
 
     # The run
 

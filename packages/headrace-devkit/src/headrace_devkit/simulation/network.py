@@ -255,9 +255,14 @@ class Transport(asyncio.Transport):
                 self._network.world.call_later(_RETRY_SECONDS, self._pass_on)
             return
         while self._sent:
-            part = self._sent.popleft()
-            self.peer.receive(part) if isinstance(part, bytes) else part()
+            self._pass_on_part(self._sent.popleft())
         self._sending = False
+
+    def _pass_on_part(self, part: bytes | Callable[[], None]) -> None:
+        if isinstance(part, bytes):
+            self.peer.receive(part)
+        else:
+            part()
 
     def _arrive(self, call: bytes | Callable[[], None]) -> None:
         self._arrived.append(call)
@@ -270,7 +275,10 @@ class Transport(asyncio.Transport):
     def _read(self) -> None:
         while self._arrived and self._protocol is not None and self._reading and not self._lost:
             part = self._arrived.popleft()
-            self._protocol.data_received(part) if isinstance(part, bytes) else part()
+            if isinstance(part, bytes):
+                self._protocol.data_received(part)
+            else:
+                part()
 
     def _at_eof(self) -> None:
         if not self._protocol.eof_received():

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from headrace_devkit.simulation.checkers import PushChecker, Rules
 from headrace_devkit.simulation.loaded_run import TOPIC, LoadedRun, drawn
@@ -81,6 +81,7 @@ class PushRun(LoadedRun[PushOptions]):
 
     faults = (*LoadedRun.faults, "away")
     group = GROUP
+    checker_type: ClassVar[type[PushChecker]] = PushChecker
 
     def __init__(self, world: World, options: PushOptions) -> None:
         super().__init__(world, options, options.brokers)
@@ -95,7 +96,7 @@ class PushRun(LoadedRun[PushOptions]):
             1,
             blocks_keys=options.keep_key_order,
         )
-        self.checker = PushChecker(world, self.kafka.brokers, rules)
+        self.checker = self.checker_type(world, self.kafka.brokers, rules)
         self.backend = SimulatedBackend(world.network, "backend", self.decide)
         self.processes = [
             world.process(configuration(self.settings(number)), f"headrace-{number}")

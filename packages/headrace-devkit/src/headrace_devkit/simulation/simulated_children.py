@@ -6,7 +6,6 @@ connected by a pair of sockets, and by files that both really have. A child dies
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -154,8 +153,11 @@ class LocalTransport(Transport):
     """One end of a pair of sockets on one computer: no cut disturbs it, and what was sent arrives."""
 
     def _send(self, call: bytes | Callable[[], None]) -> None:
-        arrives = functools.partial(self.peer.receive, call) if isinstance(call, bytes) else call
-        self._network.world.call_later(_LOCAL_SECONDS, arrives)
+        self._sent.append(call)
+        self._network.world.call_later(_LOCAL_SECONDS, self._pass_on)
+
+    def _pass_on(self) -> None:
+        self._pass_on_part(self._sent.popleft())
 
 
 class LocalSocket:

@@ -18,6 +18,7 @@ from headrace_devkit.simulation.weights import Drawn
 from headrace_devkit.simulation.world import Problem, World
 
 SCENARIOS: Mapping[str, str] = {
+    "active": "headrace_devkit.simulation.active_scenario:active",
     "control": "headrace_devkit.simulation.control_scenario:control",
     "exactly-once": "headrace_devkit.simulation.exactly_once_scenario:exactly_once",
     "functions": "headrace_devkit.simulation.functions_scenario:functions",

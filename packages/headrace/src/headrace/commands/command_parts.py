@@ -50,9 +50,8 @@ class CommandParts(Parts):
             self.placements = placements = Placements(
                 self.table, placement, name or context.host, lease_of, context.admin, config.state_dir, clock
             )
-            self.placed = placed = ConsumerGroups(
-                context, consumers, self.control, placements.process, registered=False
-            )
+            placed = ConsumerGroups(context, consumers, self.control, placements.process, registered=False)
+            self.placed = placed
             placements.follow("file", lambda: placed.of_file, lambda: placed.apply_placed(placements.runs))
         if config.cluster.peers:
             self.owners = InstanceOwners(self.table, config.cluster.url or "", lease_of, context.admin, clock)

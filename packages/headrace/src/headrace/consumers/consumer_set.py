@@ -54,7 +54,6 @@ class ConsumerSet:
         """The topics that the consumers and tables need, with the cluster of each."""
         self.filters: dict[str, Callable[[Destination], Destination]] = first.filters if first else {}
         """By consumer: what precedes its destination, which then gets rows in place of records."""
-
         self.reload_checks: list[Callable[[HeadraceConfig], None]] = []
         """What raises ConfigError if a new configuration of reactive consumers needs a restart of the process."""
 

@@ -41,21 +41,18 @@ class FunctionParts(Parts):
             specs = _load(config)
             parts.internal.add(trigger for spec in specs for trigger in spec.kafka_triggers)
             parts.consumers.requirements += _requirements(config, specs)
+
+            def made(one: tuple[Path, FunctionSpec], consumers: ConsumerSet) -> Sequence[Service]:
+                return RunningFunctions(context, consumers, [one], parts.internal).services
+
             everywhere = []
             for one in zip(config.functions, specs, strict=True):
                 label = f"function {one[1].name}"
                 if (placed := needed.of(CommandParts).placed) and one[1].only_groups:
-                    placed.of_file[label] = placed.spec(label, partial(self._made, one, parts.internal))
+                    placed.of_file[label] = placed.spec(label, partial(made, one))
                 else:
                     everywhere.append(one)
             self._running = RunningFunctions(context, parts.consumers, everywhere, parts.internal)
-
-    def _made(
-        self, one: tuple[Path, FunctionSpec], internal: InternalTopics, consumers: ConsumerSet
-    ) -> Sequence[Service]:
-        from headrace.functions.running_functions import RunningFunctions
-
-        return RunningFunctions(self._context, consumers, [one], internal).services
 
     def services(self) -> Sequence[Service]:
         return self._running.services if self._running else ()

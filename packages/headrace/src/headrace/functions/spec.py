@@ -91,8 +91,7 @@ class FunctionSpec(FilePart):
     @property
     def only_groups(self) -> bool:
         """Whether all of its events are records that the members of a group share."""
-        shared = [trigger for trigger in self.kafka_triggers if not trigger.kafka.partitions]
-        return len(shared) == len(self.triggers)
+        return len([one for one in self.kafka_triggers if not one.kafka.partitions]) == len(self.triggers)
 
     @property
     def log_level(self) -> str:

@@ -26,16 +26,13 @@ class ReactiveParts(Parts):
     """The reactive consumers of the configuration, and their change while the process runs."""
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
-        parts = needed.of(ConsumersParts)
+        self._parts = parts = needed.of(ConsumersParts)
         self._context = context
-        self._consumers = parts.consumers
-        self._internal = parts.internal
         self._settings = dict(context.config.reactive_consumers)
         self._maker = ReactiveConsumers(context, parts.consumers, parts.internal)
         parts.consumers.requirements += required_topics(context.config, parts.internal)
         self._services: list[Service] = []
         commands = needed.of(CommandParts)
-        self._placed = commands.placed
         if commands.placed and commands.placements:
             for name in self._settings:
                 made = functools.partial(self._made, name)
@@ -48,13 +45,13 @@ class ReactiveParts(Parts):
 
     def pushing(self, name: str, settings: ReactiveConsumerConfig) -> Sequence[Service]:
         """Make a consumer that another feature needs, and return its services."""
-        return self._consumers.restarted("reactive", name, functools.partial(self._maker.make, name, settings))
+        return self._parts.consumers.restarted("reactive", name, functools.partial(self._maker.make, name, settings))
 
     def services(self) -> Sequence[Service]:
         return self._services
 
     def reloads(self) -> Mapping[str, Reload]:
-        if not (self._context.process.read_again and self._settings) or self._placed:
+        if not (self._context.process.read_again and self._settings) or self._context.config.placement:
             return {}
         how = "restarts the reactive consumers whose settings in the configuration have changed; others continue"
         return {"reactive_consumers": Reload(how, self._read_again)}
@@ -72,7 +69,7 @@ class ReactiveParts(Parts):
             EnvironmentProblem: One has not restarted in time, and is tried again.
         """
         new, old = config.reactive_consumers, self._settings
-        for check in self._consumers.reload_checks:
+        for check in self._parts.consumers.reload_checks:
             check(config)
         if new.keys() != old.keys():
             raise ConfigError("reactive consumers were added, removed or renamed: restart the process")
@@ -90,7 +87,7 @@ class ReactiveParts(Parts):
             raise EnvironmentProblem("a reactive consumer has not restarted yet; readiness has the reason") from cause
 
     def _made(self, name: str, consumers: ConsumerSet) -> list[Service]:
-        return ReactiveConsumers(self._context, consumers, self._internal).make(name, self._settings[name])
+        return ReactiveConsumers(self._context, consumers, self._parts.internal).make(name, self._settings[name])
 
 
 def required_topics(config: HeadraceConfig, internal: InternalTopics) -> Iterable[tuple[KafkaConfig, TopicRequirement]]:

@@ -23,6 +23,7 @@ SCENARIOS: Mapping[str, str] = {
     "exactly-once": "headrace_devkit.simulation.exactly_once_scenario:exactly_once",
     "functions": "headrace_devkit.simulation.functions_scenario:functions",
     "keys": "headrace_devkit.simulation.keys_scenario:keys",
+    "placement": "headrace_devkit.simulation.placement_scenario:placement",
     "push": "headrace_devkit.simulation.push_scenario:push",
     "redrive": "headrace_devkit.simulation.redrive_scenario:redriving",
     "replay": "headrace_devkit.simulation.replay_scenario:replaying",

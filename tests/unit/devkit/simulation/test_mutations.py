@@ -24,4 +24,4 @@ def test_a_counted_branch_is_in_a_function(file: str) -> None:
 def test_a_value_that_reaches_what_few_runs_reach_is_drawn_more_often() -> None:
     common, rare = frozenset({"common"}), frozenset({"common", "rare"})
     runs = [Drawn({"faults": "0"}, common, 1.0)] * 9 + [Drawn({"faults": "8"}, rare, 1.0)]
-    assert factors_of(runs) == {"faults": {"0": 0.5, "8": 3.0}}
+    assert factors_of(runs) == {"faults": {"0": 0.8, "8": 2.0}}

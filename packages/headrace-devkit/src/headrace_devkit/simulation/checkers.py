@@ -37,6 +37,8 @@ class Rules(NamedTuple):
     """The source topics, then the retry topics in their order, then the dead letter topics."""
     sources: int
     """How many of them are source topics."""
+    closing_fails: bool = False
+    """Whether a record may fail because the connection is closed each time."""
     blocks_keys: bool = False
     """Whether records of a key wait in the retry topic with the one that failed."""
 
@@ -195,7 +197,8 @@ class PushChecker:
             self._failures[value] += 1
 
     def _on_unanswered(self, process: str, topic: str, partition: int, offset: int, _status: int) -> None:
-        self._ended(process, topic, partition, offset)
+        if (value := self._ended(process, topic, partition, offset)) and self._rules.closing_fails:
+            self._failures[value] += 1
 
     def _ended(self, process: str, topic: str, partition: int, offset: int) -> bytes | None:
         value = self._value_at(topic, partition, offset)

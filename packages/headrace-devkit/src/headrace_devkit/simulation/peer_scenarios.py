@@ -17,6 +17,9 @@ _CALM: dict[str, Any] = {
     "trouble": 0.0,
     "poison": 0.0,
     "bad": 0.0,
+    "buffer": 20_000,
+    "closes": False,
+    "write_seconds": 30,
 }
 _HEAL_SECONDS = 420.0
 

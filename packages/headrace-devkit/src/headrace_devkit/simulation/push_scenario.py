@@ -29,12 +29,15 @@ WEIGHTS: dict[str, dict[Any, float]] = {
     "brokers": {1: 1, 3: 2},
     "keys": {1: 1, 5: 3, 100: 1},
     "rate": {1.0: 2, 5.0: 3, 40.0: 1},
-    "seconds": {30.0: 2, 60.0: 2},
+    "seconds": {15.0: 1, 30.0: 3, 60.0: 1},
     "work": {0.005: 3, 0.2: 2, 3.0: 1},
-    "bad": {0.0: 1, 0.05: 2, 0.3: 1},
+    "bad": {0.0: 2, 0.05: 4, 0.3: 2, 0.9: 1},
     "poison": {0.0: 2, 0.02: 2},
     "trouble": {0.0: 1, 0.03: 2, 0.15: 1},
-    "faults": {0: 1, 3: 3, 8: 2},
+    "faults": {0: 1, 3: 2, 8: 3, 20: 1},
+    "buffer": {20_000: 4, 100: 1},
+    "closes": {False: 3, True: 1},
+    "write_seconds": {30: 2, 3: 1},
 }
 """How often each value of an option is drawn, before the factors of `weights.yaml`."""
 
@@ -66,6 +69,12 @@ class PushOptions(NamedTuple):
     trouble: float
     """Share of the requests with a 503, a close or a hang."""
     faults: int
+    buffer: int
+    """Most records in memory."""
+    closes: bool
+    """Whether a record that always fails closes the connection."""
+    write_seconds: int
+    """After which a write of a retry or dead letter has failed."""
 
     @classmethod
     def drawn(cls, chance: random.Random, **fixed: Any) -> "PushOptions":
@@ -95,6 +104,7 @@ class PushRun(LoadedRun[PushOptions]):
             [TOPIC, *retries, f"{TOPIC}.dlq"],
             1,
             blocks_keys=options.keep_key_order,
+            closing_fails=options.closes,
         )
         self.checker = self.checker_type(world, self.kafka.brokers, rules)
         self.backend = SimulatedBackend(world.network, "backend", self.decide)
@@ -115,6 +125,7 @@ class PushRun(LoadedRun[PushOptions]):
             "ordering": options.ordering,
             "max_in_flight": options.in_flight,
             "batch": {"max_records": options.batch},
+            "flow": {"max_records": options.buffer},
             "retry": {**retry, "keep_key_order": options.keep_key_order},
             "consumer": {"properties": consumer},
         }
@@ -123,6 +134,9 @@ class PushRun(LoadedRun[PushOptions]):
             "http": {"port": 8080 + number},
             "reactive_consumers": {"push": push},
             "drain_seconds": options.drain,
+            "producer": {
+                "properties": {"delivery.timeout.ms": options.write_seconds * 1000, "request.timeout.ms": 2000}
+            },
         }
 
     def decide(self, _process: Machine, records: Sequence[Arrived]) -> BackendAction:
@@ -130,6 +144,8 @@ class PushRun(LoadedRun[PushOptions]):
         chance, options = self.world.random, self.options
         work = options.work * chance.expovariate(1)
         poisoned = frozenset(index for index, one in enumerate(records) if one.value["poison"])
+        if options.closes and poisoned:
+            return BackendAction(0.01 if self.is_healed else work, poisoned, ends="closes")
         if self.is_healed:
             return self._response(0.01, poisoned)
         if chance.random() < options.trouble:

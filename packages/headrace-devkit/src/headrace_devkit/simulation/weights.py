@@ -11,7 +11,9 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 _FILE: Final = Path(__file__).with_suffix(".yaml")
-_LEAST, _MOST = 0.5, 3.0
+_LEAST, _MOST = 0.8, 2.0
+_RARE: Final = 0.25
+"""What fewer of the runs reach is rare."""
 _HEAD: Final = "# Factors of the weights of options, by scenario, option and value: written by `--weigh`.\n"
 
 Factors = Mapping[str, Mapping[str, float]]
@@ -37,14 +39,15 @@ def weighed(scenario: str, weights: Mapping[str, Mapping[Any, float]]) -> dict[s
 def factors_of(runs: Sequence[Drawn]) -> dict[str, dict[str, float]]:
     """Return a factor for each value: the worth of its runs per core-second, compared with that of all runs.
 
-    A point is worth 1, which the runs that reach it share; so a point that few runs reach is worth most to each.
+    A rare point is worth 1, which the runs that reach it share; so what few runs reach is worth most to each.
     """
-    shared = Counter(point for run in runs for point in run.points)
+    reached = Counter(point for run in runs for point in run.points)
+    shared = {point: count for point, count in reached.items() if count <= _RARE * len(runs)}
     worth: dict[tuple[str, str], float] = defaultdict(float)
     cost: dict[tuple[str, str], float] = defaultdict(float)
     for run in runs:
         for choice in (("", ""), *run.options.items()):
-            worth[choice] += sum(1 / shared[point] for point in run.points)
+            worth[choice] += sum(1 / shared[point] for point in run.points if point in shared)
             cost[choice] += run.core_seconds
     mean = worth.pop(("", "")) / cost["", ""]
     factors: dict[str, dict[str, float]] = defaultdict(dict)

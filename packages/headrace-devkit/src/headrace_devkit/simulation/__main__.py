@@ -14,7 +14,7 @@ from pathlib import Path
 
 import headrace
 from headrace_devkit.simulation import weights
-from headrace_devkit.simulation.mutations import MUTATIONS
+from headrace_devkit.simulation.mutations import MUTATIONS, Found, found_bugs, keep_found
 from headrace_devkit.simulation.points import POINTS
 from headrace_devkit.simulation.scenario_runs import SCENARIOS, Report, ScenarioRun, run_many, run_one
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--core-seconds", type=float, help="as many seeds as fit into this time of the processor")
     parser.add_argument("--hours", type=float, help="as many seeds as fit into this time")
     parser.add_argument("--jobs", type=int, default=1, help="how many side by side")
-    parser.add_argument("--plant", default="", help="a bug of mutations.py that must be found, or all of them")
+    parser.add_argument("--plant", default="", help="a bug that must be found; `all`, or `missing` for those not found")
     parser.add_argument("--weigh", action="store_true", help="write weights.yaml from what the seeds reach")
     parser.add_argument("--events", type=int, default=0, help="how many of the last events to print in any case")
     options = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> int:
         run = run_one(options.scenario, options.seed, options.plant)
         show(run, options.plant, options.events)
         return 1 if run.problems else 0
-    if options.plant == "all":
+    if options.plant in ("all", "missing"):
         return find_all(options)
     report = Report()
     began = time.monotonic()
@@ -59,21 +59,24 @@ def main() -> int:
 
 def find_all(options: argparse.Namespace) -> int:
     """Run seeds of its scenario with each planted bug until one finds it; return 1 if a bug was not found."""
-    found = 0
+    found = found_bugs() if options.plant == "missing" else {}
     sys.stdout.write("| Bug | Scenario | Seed | Problem | Core-s |\n|---|---|---|---|---|\n")
     for name, mutation in MUTATIONS.items():
+        if name in found:
+            continue
         numbers = range(options.seed, options.seed + options.seeds)
-        core_seconds, first = 0.0, "| none | none "
+        core_seconds, first = 0.0, "none | none"
         for run in run_many(mutation.scenario, numbers, options.jobs, name):
             core_seconds += run.core_seconds
             if run.problems:
-                first = f"| {run.seed} | {run.problems[0].kind} "
-                found += 1
+                found[name] = Found(run.seed, run.problems[0].kind, round(core_seconds, 1))
+                keep_found(found)
+                first = f"{run.seed} | {run.problems[0].kind}"
                 break
-        sys.stdout.write(f"| {name} | {mutation.scenario} {first}| {core_seconds:.1f} |\n")
+        sys.stdout.write(f"| {name} | {mutation.scenario} | {first} | {core_seconds:.1f} |\n")
         sys.stdout.flush()
-    sys.stdout.write(f"\nfound {found} of {len(MUTATIONS)}\n")
-    return 0 if found == len(MUTATIONS) else 1
+    sys.stdout.write(f"\nfound {len(found)} of {len(MUTATIONS)}\n")
+    return 0 if len(found) == len(MUTATIONS) else 1
 
 
 def seeds(options: argparse.Namespace, report: Report, began: float) -> Iterator[int]:

@@ -15,6 +15,8 @@ import yaml
 import headrace
 
 _FOLDER: Final = Path(headrace.__file__).parent
+_FOUND: Final = Path(__file__).with_name("found_bugs.yaml")
+_FOUND_HEAD: Final = "# What found each planted bug: written by `--plant all`.\n"
 
 
 class Mutation(NamedTuple):
@@ -34,9 +36,29 @@ class Mutation(NamedTuple):
         return [self, Mutation(**self.also)] if self.also else [self]
 
 
+class Found(NamedTuple):
+    """What found a bug."""
+
+    seed: int
+    problem: str
+    core_seconds: float
+    """Of all seeds up to this one."""
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     name: Mutation(**row) for name, row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
+
+
+def found_bugs() -> dict[str, Found]:
+    """Return what found each bug, when it was last looked for; one that was not found is missing."""
+    return {name: Found(**row) for name, row in (yaml.safe_load(_FOUND.read_text()) or {}).items()}
+
+
+def keep_found(found: Mapping[str, Found]) -> None:
+    """Write what found each bug, for the page of the reference."""
+    rows = {name: found[name]._asdict() for name in MUTATIONS if name in found}
+    _FOUND.write_text(_FOUND_HEAD + (yaml.safe_dump(rows, sort_keys=False) if rows else ""))
 
 
 @functools.cache  # it stays

@@ -147,6 +147,9 @@ class BrokerTransactions:
         sizes = [len(r.key or b"") + len(r.value or b"") + _RECORD_OVERHEAD_BYTES for r in batch.records]
         if sum(sizes) + _BATCH_OVERHEAD_BYTES > int(configs.get("max.message.bytes", MOST_BYTES)):
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        # Source: Apache Kafka, `Partition.appendRecordsToLeader` with acks=all, which every producer here has.
+        if int(configs.get("min.insync.replicas", 1)) > sum(map(self._brokers.is_up, self._brokers.ids)):
+            raise KafkaException(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS))
         if configs.get("cleanup.policy", "").startswith("compact"):
             refused = [index for index, record in enumerate(batch.records) if record.key is None]
             if refused:

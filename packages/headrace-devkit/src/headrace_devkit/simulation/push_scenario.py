@@ -1,5 +1,6 @@
 """Push under chance: options, load, faults and a hostile backend by a seed; then all heals, and must complete."""
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -37,7 +38,7 @@ WEIGHTS: dict[str, dict[Any, float]] = {
     "faults": {0: 1, 3: 2, 8: 3, 20: 1},
     "buffer": {20_000: 4, 100: 1},
     "closes": {False: 3, True: 1},
-    "write_seconds": {30: 2, 3: 1},
+    "write_seconds": {30: 1, 3: 1},
 }
 """How often each value of an option is drawn, before the factors of `weights.yaml`."""
 
@@ -88,20 +89,21 @@ class PushOptions(NamedTuple):
 class PushRun(LoadedRun[PushOptions]):
     """One run of push: its cluster, backend, processes and checker."""
 
-    faults = (*LoadedRun.faults, "away")
+    faults = (*LoadedRun.faults, "broker", "away", "shrink")
     group = GROUP
     checker_type: ClassVar[type[PushChecker]] = PushChecker
 
     def __init__(self, world: World, options: PushOptions) -> None:
         super().__init__(world, options, options.brokers)
         retries = [f"{GROUP}.retry.{delay}s" for delay in options.retry_topics]
-        for topic in (TOPIC, f"{TOPIC}.dlq", *retries):
+        self._written = [*retries, f"{TOPIC}.dlq"]
+        for topic in (TOPIC, *self._written):
             self.kafka.brokers.create_topic(topic, options.partitions)
         rules = Rules(
             options.ordering,
             options.attempts,
             min(options.drain, 20.0) - 1,
-            [TOPIC, *retries, f"{TOPIC}.dlq"],
+            [TOPIC, *self._written],
             1,
             blocks_keys=options.keep_key_order,
             closing_fails=options.closes,
@@ -158,6 +160,14 @@ class PushRun(LoadedRun[PushOptions]):
         if self.options.mode == "results":
             return BackendAction(seconds, failed)
         return BackendAction(seconds, status=500 if failed else 200)
+
+    def _shrink(self, _process: SimulatedProcess, seconds: float) -> None:
+        """Have too few replicas in sync to write retry and dead letters."""
+        self.world.note("shrink", round(seconds, 3))
+        for topic in self._written:
+            configs = self.kafka.brokers.topics[topic].configs
+            configs["min.insync.replicas"] = "9"
+            self.world.call_later(seconds, functools.partial(configs.pop, "min.insync.replicas", None))
 
     def _away(self, _process: SimulatedProcess, seconds: float) -> None:
         self.world.note("away", round(seconds, 3))

@@ -35,7 +35,7 @@ SCENARIOS: Mapping[str, str] = {
     "failures-cross-a-commit": "headrace_devkit.simulation.peer_scenarios:failures_cross_a_commit",
 }
 """By name, the function of a world that runs it; it returns what its seed has decided."""
-FAULTS = ("kill", "stop", "pause", "cut", "jump", "broker", "away")
+FAULTS = ("kill", "stop", "pause", "cut", "jump", "broker", "away", "shrink")
 _LAST_EVENTS = 40
 _LAST_LINES = 30
 _SEEDS_OF_A_PROCESS = 25

@@ -40,8 +40,9 @@ GROUP = "g"
 class ActiveHarness:
     """The instances of a process on a cluster in memory, and the threads of their consumers."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        world = World(1)
+    def __init__(self, patch: pytest.MonkeyPatch, seed: int = 1) -> None:
+        """Prepare; `seed` decides how long requests take."""
+        world = World(seed)
         self.clock, self.kafka = ManualClock(), SimulatedKafka(world)
         self.cluster = MemoryCluster({"t": 3}, brokers=self.kafka.brokers, offsets=self.kafka.groups.offsets)
         self.clients: list[AssignedConsumer] = []

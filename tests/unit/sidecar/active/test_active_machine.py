@@ -139,7 +139,7 @@ class Group:
     """The members, what they have got, and what was made of it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, kind: str, seed: int) -> None:
-        self.kind, self.dice, self.harness = kind, random.Random(seed), ActiveHarness(patch)
+        self.kind, self.dice, self.harness = kind, random.Random(seed), ActiveHarness(patch, seed)
         self.got: set[tuple[TopicPartition, int]] = set()
         self.outputs: Counter[tuple[int, int]] = Counter()
         self.wrong: list[str] = []

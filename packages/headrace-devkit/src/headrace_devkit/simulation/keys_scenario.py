@@ -1,10 +1,12 @@
-"""The scenario of idempotency keys: whole processes, over HTTP, that fail; each request is sent until it is answered.
+"""The scenario of produce: whole processes, over HTTP, that fail.
 
-A client sends each request with a key again and again until its response is 200. In the end each value is in its topic
-once, where the response says, and no value is there twice.
+A client sends each request with a key again and again until its response is 200; some requests it leaves before. In the
+end each value is in its topic once, where the response says, and no value is there twice. A request without a key is
+sent once: what its response says is written is there, and what it says has failed is not.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +23,11 @@ _PARTITIONS = 2
 _WORK_SECONDS = 60.0
 _HEALING_SECONDS = 240.0
 _RETRY_SECONDS = 0.3
+_PATIENCE = 20.0
+_IMPATIENT = 0.1
+"""Share of the attempts that a client leaves early."""
+_PLAIN = 0.2
+"""Share of the requests without a key."""
 
 
 class KeyOptions(NamedTuple):
@@ -60,6 +67,10 @@ class KeyRun:
         self._process = SimulatedProcess(self.kafka.network, "headrace", configuration(settings))
         self.responses: dict[int, tuple[int, int]] = {}
         """Partition and offset, by the value of an answered request."""
+        self._plain: set[int] = set()
+        """The values that were sent without a key."""
+        self._failed: set[int] = set()
+        """The values of which a response said that they are not written."""
         self._sent = 0
         self._open = 0
         self._ends = False
@@ -80,26 +91,46 @@ class KeyRun:
         self._open += 1
         while not self._ends:
             await asyncio.sleep(self._world.random.uniform(0.0, 0.2))
-            self._sent += 1
-            await self._send(self._sent)
+            count = self._world.random.choice((1, 1, 5))
+            numbers = range(self._sent + 1, self._sent + 1 + count)
+            self._sent += count
+            await self._send(*numbers)
         self._open -= 1
 
-    async def _send(self, number: int) -> None:
-        """Send a request until it is answered."""
-        body, headers = {"records": [{"value": number}]}, {"Idempotency-Key": f'"key-{number}"'}
+    async def _send(self, *numbers: int) -> None:
+        """Send a request with a key until it is answered, or one without a key once."""
+        chance = self._world.random
+        body: dict[str, Any] = {"records": [{"value": number} for number in numbers]}
+        if chance.random() < _PLAIN:
+            self._plain.update(numbers)
+            self._take(numbers, *await self._request(body, {}))
+            return
+        headers = {"Idempotency-Key": f'"key-{numbers[0]}"'}
         while True:
-            host = self._process.machine.host
-            status, response = await send_json(host, _PORT, "POST", f"/producers/{TOPIC}", body, headers)
-            if status == 200:
-                (entry,) = response["offsets"]
-                self.responses[number] = entry["partition"], entry["offset"]
-                self._world.note("answered", number, *self.responses[number])
-                return
-            self._world.note("not answered", number, status)
-            if status not in (0, 409, 429, 503, 504):
-                self._world.problem("STATUS", f"request {number}: {status} {response}")
-                return
+            patience = chance.choice((0.003, 0.05)) if chance.random() < _IMPATIENT and not self._ends else _PATIENCE
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    if self._take(numbers, *await self._request(body, headers)):
+                        return
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _request(self, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        return await send_json(self._process.name, _PORT, "POST", f"/producers/{TOPIC}", body, headers)
+
+    def _take(self, numbers: Sequence[int], status: int, response: Any) -> bool:
+        """Take a response; return whether all records are written."""
+        if status not in (0, 200, 409, 429, 503, 504):
+            self._world.problem("STATUS", f"request {numbers}: {status} {response}")
+        self._world.note("response", numbers[0], status)
+        # Without entries nothing was written, if it is certain at all.
+        failed = [{"outcome": "fail"}] * len(numbers) if status in (429, 503) else []
+        entries = response["offsets"] if status == 200 else failed
+        for number, entry in zip(numbers, entries, strict=False):
+            if "offset" in entry:
+                self.responses[number] = entry["partition"], entry["offset"]
+            elif entry["outcome"] == "fail":
+                self._failed.add(number)
+        return status == 200 and all("offset" in entry for entry in entries)
 
     # Faults ----------------------------------------------------------------------------------------------------------
 
@@ -161,6 +192,8 @@ class KeyRun:
             positions, response = found.get(number, []), self.responses.get(number)
             if len(positions) > 1 or (response and positions != [response]):
                 self._world.problem("ONCE", f"request {number}: the response says {response}, and it is at {positions}")
+            if positions and number in self._failed & self._plain:
+                self._world.problem("FAILED", f"request {number} has failed, and is at {positions}")
 
 
 def keys(world: World) -> Sequence[Any]:

@@ -6,8 +6,9 @@ import pytest
 
 from headrace.kafka.transactions.transactional_client import TransactionGuard
 from headrace_devkit.simulation.control_scenario import ControlOptions, ControlRun
+from headrace_devkit.simulation.job_run import JobChoices
 from headrace_devkit.simulation.keys_scenario import KeyOptions, KeyRun
-from headrace_devkit.simulation.redrive_scenario import RedriveChoices, RedriveRun
+from headrace_devkit.simulation.redrive_scenario import RedriveRun
 from headrace_devkit.simulation.transaction_scenario import TransactionOptions, TransactionRun
 from headrace_devkit.simulation.world import World
 
@@ -36,5 +37,5 @@ def test_tables_are_alike_and_one_process_holds_the_lease() -> None:
 
 def test_a_killed_redrive_brings_each_dead_letter_back_once() -> None:
     world = World(1)
-    RedriveRun(world, RedriveChoices(1, 1, 40, 2, 0, 0, 5.0, is_exactly_once=True)).go()
+    RedriveRun(world, JobChoices(1, 1, 40, 2, 0, 0, 5.0), is_exactly_once=True).go()
     assert (world.problems, world.counts["start"] > 1) == ([], True)

@@ -158,7 +158,7 @@ class FunctionChecker(PushChecker):
                 self._calls.pop(value, None)
 
     def _on_lost(self, _group: str, *partitions: str) -> None:
-        """Let workers go on with events of partitions that their process has lost: it cannot know who has them now."""
+        """Let workers finish events of partitions that their process has lost: it cannot know who has them now."""
         process = self._world.current
         for value, at_work in self._at_work.items():
             if value in self.records and f"{self.records[value].topic}-{self.records[value].partition}" in partitions:

@@ -27,7 +27,7 @@ SCENARIOS: Mapping[str, str] = {
     "push": "headrace_devkit.simulation.push_scenario:push",
     "redrive": "headrace_devkit.simulation.redrive_scenario:redriving",
     "replay": "headrace_devkit.simulation.replay_scenario:replaying",
-    "steering": "headrace_devkit.simulation.steering_scenario:steering",
+    "live-control": "headrace_devkit.simulation.live_control_scenario:live_control",
     "transactions": "headrace_devkit.simulation.transaction_scenario:transactions",
     "same-record-at-two": "headrace_devkit.simulation.peer_scenarios:same_record_at_two",
     "failing-record-bounces": "headrace_devkit.simulation.peer_scenarios:failing_record_bounces",

@@ -1,4 +1,4 @@
-"""Watches a run of push that is steered over HTTP: what seeks, skips and pauses allow and forbid.
+"""Watches a run of push that is controlled over HTTP: what seeks, skips and pauses allow and forbid.
 
 A command is in force from some moment between its request and its response. Until a seek is known to be done, both the
 offsets before it and those after it are allowed. From then on nothing before it is delivered.
@@ -24,8 +24,8 @@ class SentSeek(NamedTuple):
     """The end of the log at its request."""
 
 
-class SteeringChecker(PushChecker):
-    """Checks deliveries and commits of one group while it is steered."""
+class LiveControlChecker(PushChecker):
+    """Checks deliveries and commits of one group while it is controlled."""
 
     def __init__(self, world: World, brokers: Brokers, rules: Rules) -> None:
         super().__init__(world, brokers, rules)

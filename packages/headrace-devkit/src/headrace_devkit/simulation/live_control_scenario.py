@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace_devkit.simulation.http_client import send_json
+from headrace_devkit.simulation.live_control_checker import LiveControlChecker
 from headrace_devkit.simulation.loaded_run import TOPIC
 from headrace_devkit.simulation.push_scenario import GROUP, PushOptions, PushRun
-from headrace_devkit.simulation.steering_checker import SteeringChecker
 from headrace_devkit.simulation.world import World
 
 _FIXED: dict[str, Any] = {"retry_topics": (), "keep_key_order": False, "faults": 2}
@@ -19,16 +19,16 @@ _ACTIONS = ("hold", "hold", "release", "release", "seek", "seek", "skip", "chang
 _RETRY_SECONDS = 1.0
 
 
-class SteeringRun(PushRun):
+class LiveControlRun(PushRun):
     """One run of push with an operator."""
 
-    checker: SteeringChecker
-    checker_type = SteeringChecker
+    checker: LiveControlChecker
+    checker_type = LiveControlChecker
 
     def __init__(self, world: World, options: PushOptions) -> None:
         self.is_registered = world.random.random() < 0.3
         super().__init__(world, options)
-        self._is_steered = True
+        self._is_controlled = True
 
     def settings(self, number: int) -> dict[str, Any]:
         found = super().settings(number)
@@ -39,12 +39,12 @@ class SteeringRun(PushRun):
 
     def run(self) -> None:
         operator = self.kafka.machine("operator")
-        operator.loop.start(self._steer(), self._ended)
+        operator.loop.start(self._control(), self._ended)
         super().run()
         self.checker.check_repeats()
 
     def is_done(self) -> bool:
-        return not self._is_steered and super().is_done()
+        return not self._is_controlled and super().is_done()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (cause := task.exception()):
@@ -52,7 +52,7 @@ class SteeringRun(PushRun):
 
     # The operator
 
-    async def _steer(self) -> None:
+    async def _control(self) -> None:
         """Send commands until all heals; then resume everything."""
         chance = self.world.random
         await self._until_done(self._enable)
@@ -61,7 +61,7 @@ class SteeringRun(PushRun):
             await getattr(self, f"_{chance.choice(_ACTIONS)}")()
         for last in (self._enable, self._release, self._reset):
             await self._until_done(last)
-        self._is_steered = False
+        self._is_controlled = False
 
     async def _until_done(self, command: Callable[[], Awaitable[bool]]) -> None:
         while not await command():  # noqa: ASYNC110 it sends a request each time
@@ -83,7 +83,7 @@ class SteeringRun(PushRun):
     async def _send_any(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         index = self.world.random.randrange(len(self.processes))
         status, response = await send_json(self.processes[index].name, 8081 + index, method, path, body)
-        self.world.note("steers", method, path, str(body), status, "" if status in (200, 201, 202) else str(response))
+        self.world.note("requests", method, path, str(body), status, "" if status in (200, 201, 202) else str(response))
         return status, response
 
     def _partition(self) -> int:
@@ -143,10 +143,10 @@ class SteeringRun(PushRun):
         return status in (200, 201)
 
 
-def steering(world: World) -> PushOptions:
+def live_control(world: World) -> PushOptions:
     """Run the scenario with the options of its seed."""
     options = PushOptions.drawn(world.random, **_FIXED)
-    run = SteeringRun(world, options)
+    run = LiveControlRun(world, options)
     world.note("options", str(options), run.is_registered)
     with run.kafka.installed():
         run.run()

@@ -26,7 +26,7 @@ def test_late_requests_harm_only_without_the_guard(is_guarded: bool, monkeypatch
 def test_a_key_writes_once_though_the_process_is_killed() -> None:
     world = World(1)
     KeyRun(world, KeyOptions(1, 2, 0, 0, 0, 2.0), work_seconds=8.0).go()
-    assert (world.problems, world.counts["start"] > 1, world.counts["answered"] > 20) == ([], True, True)
+    assert (world.problems, world.counts["start"] > 1, world.counts["response"] > 20) == ([], True, True)
 
 
 def test_tables_are_alike_and_one_process_holds_the_lease() -> None:

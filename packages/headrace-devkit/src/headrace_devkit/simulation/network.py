@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 0.25
 _NEAR_SECONDS = 0.0002
 _FAR_SECONDS = 0.002
+_KERNELS_BYTES = 262_144
+"""What the kernels of both ends hold, while the peer does not read. What is beyond is in the transport."""
+_HIGH_BYTES = 65_536
+"""The limit of asyncio, beyond which a protocol is told to write no more."""
 
 
 class Network:
@@ -115,6 +119,33 @@ class Network:
         return near, protocol
 
 
+class _WriteBuffer:
+    """What was written at one end, and the other has not read."""
+
+    def __init__(self) -> None:
+        self.high_bytes = _HIGH_BYTES
+        self.low_bytes = _HIGH_BYTES // 4
+        self._unread_bytes = 0
+        self._is_full = False
+        """Whether the protocol was told to write no more."""
+
+    @property
+    def size_bytes(self) -> int:
+        return max(0, self._unread_bytes - _KERNELS_BYTES)
+
+    def is_full_by(self, size_bytes: int) -> bool:
+        """Add what is written; return whether the protocol must pause now."""
+        self._unread_bytes += size_bytes
+        was_full, self._is_full = self._is_full, self._is_full or self.size_bytes > self.high_bytes
+        return self._is_full and not was_full
+
+    def is_empty_by(self, size_bytes: int) -> bool:
+        """Remove what was read; return whether the protocol may write again."""
+        self._unread_bytes -= size_bytes
+        was_full, self._is_full = self._is_full, self._is_full and self.size_bytes > self.low_bytes
+        return was_full and not self._is_full
+
+
 class Transport(asyncio.Transport):
     """One end of a connection; its calls of the protocol run on its machine's loop."""
 
@@ -130,6 +161,7 @@ class Transport(asyncio.Transport):
         self._sent: deque[bytes | Callable[[], None]] = deque()
         """What is on its way to the peer, in order."""
         self._sending = False
+        self._buffer = _WriteBuffer()
         self._reading = True
         self._closing = False
         self._lost = False
@@ -152,6 +184,8 @@ class Transport(asyncio.Transport):
             return
         self.socket.state.written += len(data)
         self._send(bytes(data))
+        if self._buffer.is_full_by(len(data)):
+            self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
@@ -191,10 +225,11 @@ class Transport(asyncio.Transport):
         return self._reading and not self._closing
 
     def get_write_buffer_size(self) -> int:
-        return 0  # the kernel took all of it
+        return self._buffer.size_bytes
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The kernel takes everything at once."""
+        self._buffer.high_bytes = high if high is not None else 4 * low if low is not None else _HIGH_BYTES
+        self._buffer.low_bytes = low if low is not None else self._buffer.high_bytes // 4
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": self._peername, "socket": self.socket}.get(name, default)
@@ -242,6 +277,11 @@ class Transport(asyncio.Transport):
             self.peer.socket.state.arrives(len(content))
             self._arrive(content)
 
+    def was_read(self, size_bytes: int) -> None:
+        """The peer has read so much of what was written here."""
+        if self._buffer.is_empty_by(size_bytes) and not self._lost:
+            self._soon(lambda: self._protocol.resume_writing())
+
     def _send(self, call: bytes | Callable[[], None]) -> None:
         self._sent.append(call)
         if not self._sending:
@@ -276,6 +316,7 @@ class Transport(asyncio.Transport):
         while self._arrived and self._protocol is not None and self._reading and not self._lost:
             part = self._arrived.popleft()
             if isinstance(part, bytes):
+                self.peer.was_read(len(part))
                 self._protocol.data_received(part)
             else:
                 part()

@@ -62,6 +62,8 @@ class AdministrationClient:
         self._world = brokers.world
         self._topics = SimulatedController(brokers, groups.offsets)
         self._events: list[Callable[[], object]] = []
+        self._has_missed_coordinator = False
+        """A client whose request to a coordinator was late does not reach one again: only another client does."""
         self._error_cb = properties.get("error_cb")
         self._cluster = ClientCluster(brokers, current_machine(), self._connection_failed)
 
@@ -178,7 +180,7 @@ class AdministrationClient:
             elif error is None and key[1] >= self._cluster.count(key[0]):
                 _settle(future, KafkaError(KafkaError._NOENT, "Failed to query partition leaders: No leaders found"))
             elif self._world.now >= end:
-                _settle(future, error or KafkaError(KafkaError._TIMED_OUT))
+                _settle(future, KafkaError(KafkaError._TIMED_OUT))
             else:
                 self._cluster.after(_RETRY_SECONDS, look)
 
@@ -199,7 +201,8 @@ class AdministrationClient:
                 [ConsumerGroupListing(name, name not in groups, _state(groups.get(name))) for name in names], []
             )
 
-        return self._future(None, listed, _limit(options))
+        late = ListConsumerGroupsResult([], [KafkaError(KafkaError._TIMED_OUT)])  # type: ignore[list-item]
+        return self._future(None, listed, _limit(options), no_broker=late)
 
     def describe_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:
         limit = _limit(options)
@@ -235,18 +238,24 @@ class AdministrationClient:
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
     def list_consumer_group_offsets(self, requests: Sequence[Any], **options: Any) -> dict[str, Future]:
-        limit = _limit(options)
+        limit, stable = _limit(options), bool(options.get("require_stable"))
         return {
-            one.group_id: self._of_group(one.group_id, functools.partial(self._committed, one), limit)
+            one.group_id: self._of_group(one.group_id, functools.partial(self._committed, one, stable), limit)
             for one in requests
         }
 
-    def _committed(self, request: Any, _broker: int) -> ConsumerGroupTopicPartitions:
+    def _committed(self, request: Any, stable: bool, _broker: int) -> ConsumerGroupTopicPartitions:
         found = self._groups.offsets.committed(request.group_id)
         requested = request.topic_partitions
         keys = list(found) if requested is None else [(one.topic, one.partition) for one in requested]
-        offsets = [found[key].offset if key in found else OFFSET_INVALID for key in keys]
-        results = [TopicPartition(*key, at) for key, at in zip(keys, offsets, strict=True)]
+        is_pending = functools.partial(self._groups.offsets.is_pending, request.group_id)
+        unstable = {key for key in keys if stable and is_pending(key)}
+        results: list[Any] = [
+            PartitionResult(*key, error=KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
+            if key in unstable
+            else PartitionResult(*key, found[key].offset if key in found else OFFSET_INVALID)
+            for key in keys
+        ]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
     def delete_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:
@@ -271,6 +280,9 @@ class AdministrationClient:
             is_moved = isinstance(response, KafkaError) and response.code() in _MOVED
             if is_moved and self._world.now < end:
                 self._cluster.after(_RETRY_SECONDS, find)
+            elif is_moved:
+                self._has_missed_coordinator = True
+                _settle(future, KafkaError(KafkaError._TIMED_OUT))
             else:
                 _settle(future, response)
 
@@ -284,7 +296,10 @@ class AdministrationClient:
         def find() -> None:
             self._cluster.send_to_any(lambda _broker: self._groups.find(group), found)
 
-        find()
+        if self._has_missed_coordinator:
+            self._cluster.after(limit_seconds, lambda: _settle(future, KafkaError(KafkaError._TIMED_OUT)))
+        else:
+            find()
         return future
 
     def _at_coordinator(self, group: str, broker: int, call: Callable[[int], Any]) -> Any:
@@ -299,9 +314,12 @@ class AdministrationClient:
         choose: Callable[[], int | None] | None,
         call: Callable[[], Any],
         limit_seconds: float,
-        no_broker: KafkaError | None = None,
+        no_broker: Any = None,
     ) -> Future:
-        """Send a request to the broker that `choose` returns, or to any; wait for one while there is none."""
+        """Send a request to the broker that `choose` returns, or to any; wait for one while there is none.
+
+        `no_broker` is the result, or the error, if none comes in time.
+        """
         future = Future()
         end = self._world.now + (_LIMIT_SECONDS if limit_seconds < 0 else limit_seconds)
 

@@ -18,6 +18,8 @@ from headrace_devkit.simulation.producer_states import AppendedBatch, ProducerSt
 from headrace_devkit.simulation.transaction_coordinator import EndMarker, ProducerEpoch, TransactionCoordinator
 from headrace_devkit.simulation.world import EPOCH_SECONDS
 
+IN_SYNC = "replicas.in.sync"
+"""A configuration of simulated topics alone: how many replicas are not behind, by default those of running brokers."""
 MOST_BYTES = 1_048_588
 """Kafka's default of `max.message.bytes`."""
 _RECORD_OVERHEAD_BYTES = 7
@@ -147,8 +149,10 @@ class BrokerTransactions:
         sizes = [len(r.key or b"") + len(r.value or b"") + _RECORD_OVERHEAD_BYTES for r in batch.records]
         if sum(sizes) + _BATCH_OVERHEAD_BYTES > int(configs.get("max.message.bytes", MOST_BYTES)):
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-        # Source: Apache Kafka, `Partition.appendRecordsToLeader` with acks=all, which every producer here has.
-        if int(configs.get("min.insync.replicas", 1)) > sum(map(self._brokers.is_up, self._brokers.ids)):
+        # No more replicas are wanted than there are. Source: Apache Kafka, `Partition.effectiveMinIsr`, with acks=all,
+        # which every producer here has.
+        wanted = min(int(configs.get("min.insync.replicas", 1)), len(self._brokers.ids))
+        if wanted > int(configs.get(IN_SYNC, sum(map(self._brokers.is_up, self._brokers.ids)))):
             raise KafkaException(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS))
         if configs.get("cleanup.policy", "").startswith("compact"):
             refused = [index for index, record in enumerate(batch.records) if record.key is None]
@@ -184,6 +188,8 @@ class BrokerTransactions:
         self, broker: int, name: str, timeout_seconds: float, expected: ProducerEpoch | None = None
     ) -> ProducerEpoch:
         self._check_coordinator(broker, name)
+        if timeout_seconds > self._brokers.configs.get("transaction.max.timeout.ms", 900_000) / 1000:
+            raise KafkaException(KafkaError(KafkaError.INVALID_TRANSACTION_TIMEOUT))
         try:
             return self.coordinator.open(name, timeout_seconds, expected)
         finally:
@@ -224,6 +230,8 @@ class BrokerTransactions:
             self._verify(name, producer, key)
         if code := self._may_commit(group, member.member_id, member.generation, member.instance_id, offsets):
             raise KafkaException(KafkaError(code))
+        if any(at.is_too_large for at in offsets.values()):
+            raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
         self._groups.setdefault((producer.id, key), {})[group] = None
         self._offsets.commit_later(group, producer.id, offsets)
 

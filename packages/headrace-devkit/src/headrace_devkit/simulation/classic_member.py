@@ -364,7 +364,7 @@ class ClassicMember(GroupMembership):
 
     def _fail(self, error: int) -> None:
         self.fatal = KafkaError(error, f"Fatal consumer error: {KafkaError(error).str()}", fatal=True)
-        self.host.problem(KafkaError(KafkaError._FATAL, self.fatal.str(), fatal=True))
+        self.host.problem(KafkaError(KafkaError._FATAL, self.fatal.str()))
 
     def assignment_done(self) -> None:
         if self.rebalance.join_state == "wait-unassign":

@@ -89,6 +89,17 @@ class ClientCluster:
 
         self.send_to_any(lambda _broker: self._describe(names), answered)
 
+    def refresh_every(self, seconds: float) -> None:
+        """Ask for the known topics again and again, so that new partitions are found."""
+
+        def again() -> None:
+            if not self.is_closed:
+                self.after(seconds, again)
+                if self.topics:
+                    self.refresh([*self.topics], lambda _error: None)
+
+        self.after(seconds, again)
+
     def leader(self, topic: str, partition: int) -> int | None:
         """Return the leader that this client knows."""
         found = self.topics.get(topic)

@@ -210,7 +210,7 @@ class ConsumerMember(GroupMembership):
         elif error in _FATAL:
             text = f"ConsumerGroupHeartbeat fatal error: {KafkaError(error).str()}"
             self.fatal = KafkaError(error, text, fatal=True)
-            self.host.problem(KafkaError(KafkaError._FATAL, text, fatal=True))
+            self.host.problem(KafkaError(KafkaError._FATAL, text))
             self.revoke_all_maybe(lost=True)
         else:
             self._heartbeats.says_all = True

@@ -79,12 +79,16 @@ class GroupCoordinators:
             return refusal
         error = self.check_commit(group, *member, offsets)
         self._schedule(group)
-        missing = int(KafkaError.UNKNOWN_TOPIC_OR_PART)
-        errors = {p: error or (0 if self.brokers.log(*p) else missing) for p in offsets}
+        errors = {p: error or self._refusal_of(p, at) for p, at in offsets.items()}
         self.offsets.commit(group, {p: at for p, at in offsets.items() if not errors[p]})
         for (topic, partition), at in offsets.items():
             self._world.note("commit", group, topic, partition, at.offset, member[0], errors[topic, partition])
         return errors
+
+    def _refusal_of(self, partition: Partition, at: CommittedOffset) -> int:
+        if self.brokers.log(*partition) is None:
+            return int(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return int(KafkaError.OFFSET_METADATA_TOO_LARGE) if at.is_too_large else 0
 
     def check_commit(
         self, group: str, member_id: str, generation: int, instance_id: str | None, partitions: Iterable[Partition] = ()

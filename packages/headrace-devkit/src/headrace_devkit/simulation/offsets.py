@@ -9,12 +9,21 @@ from typing import NamedTuple
 Partition = tuple[str, int]
 
 
+_MOST_METADATA = 4095
+"""Characters; `offset.metadata.max.bytes` is 4096."""
+
+
 class CommittedOffset(NamedTuple):
     """What a group has committed of a partition."""
 
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the coordinator refuses its metadata."""
+        return len(self.metadata) > _MOST_METADATA
 
 
 class OffsetsOfGroups:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from headrace_devkit.simulation.broker_transactions import IN_SYNC
 from headrace_devkit.simulation.checkers import PushChecker, Rules
 from headrace_devkit.simulation.loaded_run import TOPIC, LoadedRun, drawn
 from headrace_devkit.simulation.simulated_backend import Arrived, BackendAction, SimulatedBackend
@@ -166,8 +167,8 @@ class PushRun(LoadedRun[PushOptions]):
         self.world.note("shrink", round(seconds, 3))
         for topic in self._written:
             configs = self.kafka.brokers.topics[topic].configs
-            configs["min.insync.replicas"] = "9"
-            self.world.call_later(seconds, functools.partial(configs.pop, "min.insync.replicas", None))
+            configs[IN_SYNC] = "0"
+            self.world.call_later(seconds, functools.partial(configs.pop, IN_SYNC, None))
 
     def _away(self, _process: SimulatedProcess, seconds: float) -> None:
         self.world.note("away", round(seconds, 3))

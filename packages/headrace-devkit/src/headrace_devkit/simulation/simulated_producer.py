@@ -40,6 +40,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "retry.backoff.ms": 100,
     "socket.timeout.ms": 60_000,
     "statistics.interval.ms": 0,
+    "topic.metadata.refresh.interval.ms": 300_000,
     "transaction.timeout.ms": 60_000,
     "transactional.id": "",
 }
@@ -116,6 +117,7 @@ class SimulatedProducer:
             self._sender.need_producer()
         if self._settings["statistics.interval.ms"] and properties.get("stats_cb"):
             self._report_statistics(properties["stats_cb"])
+        self._cluster.refresh_every(self._settings["topic.metadata.refresh.interval.ms"] / 1000)
 
     # Records ---------------------------------------------------------------------------------------------------------
 

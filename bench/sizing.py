@@ -6,6 +6,7 @@ counts in parts, so that the sum over a process and its children is what they ta
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 import time
@@ -23,10 +24,20 @@ GROUP = "/consumers/sizing-{}"
 
 
 def tree(root: int) -> Iterator[int]:
+    """Yield a process and all below it; a thread or a process that ends meanwhile is left out."""
     yield root
-    for task in Path(f"/proc/{root}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from tree(int(child))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{root}/task").iterdir():
+            yield from _children(task)
+
+
+def _children(task: Path) -> Iterator[int]:
+    try:
+        children = (task / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for child in children:
+        yield from tree(int(child))
 
 
 def megabytes(process: int) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from bench import compare, measured  # noqa: E402 a plain folder, found from the repository's root
+from bench import compare, measured, sizing  # noqa: E402 a plain folder, found from the repository's root
 
 
 def test_a_comparison_is_the_ratio_of_medians() -> None:
@@ -25,3 +25,8 @@ def test_a_comparison_is_the_ratio_of_medians() -> None:
     *_, push, produce = compare.lines("main~1", ["push", "produce"], found)
     assert "| **0.99** | 0.97 to 500.00 | 0.90 |" in push
     assert "| **0.90** below 0.95 | 0.90 to 1.00 | 1.20 |" in produce
+
+
+def test_a_process_that_has_ended_has_no_tree_below_it() -> None:
+    """Linux has no number this high, so it stands for one that ended while /proc was read."""
+    assert [*sizing.tree(2**22 + 1)] == [2**22 + 1]

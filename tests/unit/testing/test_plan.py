@@ -34,7 +34,7 @@ def test_four_thousand_consumers_on_two_hundred_processes() -> None:
     assert max(found.threads) <= 400
     assert max(found.consumers) / 4000 <= 0.015
     assert found.offset_records / found.records_per_second <= 0.03
-    assert max(found.cores) <= 0.65
+    assert max(found.cores) <= 0.75
 
 
 def test_many_partitions_with_few_records_cost_requests() -> None:
@@ -42,7 +42,7 @@ def test_many_partitions_with_few_records_cost_requests() -> None:
     rates = Rates({"a": ConsumerRate(400, 250)}, {}, ProcessRates(count=1, copies=1))
     waits = consumer(consumer={"properties": {"fetch.min.bytes": 50_000, "fetch.wait.max.ms": 100}})
     at_once, later = (deployment_of({"a": one}, rates).cores[0] - 0.01 for one in (consumer(), waits))
-    assert at_once > 7 * later
+    assert at_once > 2 * later
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=says):
             plan({"a": consumer()}, Rates(given))
     for processes, says in (
-        (ProcessRates(cores=0.01), "processes.cores is too small"),
+        (ProcessRates(cores=0.005), "processes.cores is too small"),
         (ProcessRates(record_microseconds=1e9), "more than a plan is made for"),
         (ProcessRates(count=1, zones=3), "cannot be in 3 zones"),
     ):

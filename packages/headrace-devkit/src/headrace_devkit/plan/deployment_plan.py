@@ -10,10 +10,9 @@ from headrace.commands.placement.choose import PlacedConsumer, PlacedProcess, ch
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.errors import ConfigError
 from headrace_devkit.plan import cost
-from headrace_devkit.plan.cost import ConsumerCost, copies_for, cost_of, offset_share
+from headrace_devkit.plan.cost import PLANNED, ConsumerCost, copies_for, cores_of, cost_of, offset_share
 from headrace_devkit.plan.rates import ProcessRates, Rates
 
-_PLANNED: Final = 0.6
 _MOST_PROCESSES: Final = 10_000
 _CELL_PROCESSES: Final = 100
 _CELL_CONSUMERS: Final = 2000
@@ -49,6 +48,12 @@ class PlannedDeployment(NamedTuple):
     offset_records: float
     """Per second."""
 
+    def cores_of_each(self, processes: float) -> float:
+        """Return what each process takes if so many share the work."""
+        rest = self.processes.process_millicores + self.processes.consumer_millicores * sum(self.consumers) / processes
+        busy, wakes = sum(one.busy for one in self.costs), sum(one.wakes for one in self.costs)
+        return rest / 1000 + cores_of(busy / processes, wakes / processes)
+
     @property
     def threads(self) -> Sequence[float]:
         return [self.processes.process_threads + cost.THREADS_PER_CONSUMER * each for each in self.consumers]
@@ -59,7 +64,9 @@ class PlannedDeployment(NamedTuple):
 
     @property
     def megabytes(self) -> Sequence[float]:
-        return [self.processes.process_megabytes + cost.MEGABYTES_PER_CONSUMER * each for each in self.consumers]
+        consumers = [cost.MEGABYTES_PER_CONSUMER * each for each in self.consumers]
+        partitions = [cost.MEGABYTES_PER_PARTITION * each for each in self.partitions]
+        return [self.processes.process_megabytes + sum(each) for each in zip(consumers, partitions, strict=True)]
 
 
 def plan(consumers: Mapping[str, ReactiveConsumerConfig], rates: Rates) -> list[PlanRow]:
@@ -94,11 +101,9 @@ def _placed(costs: Sequence[ConsumerCost], rates: Rates) -> PlannedDeployment:
     own, given = rates.processes, rates.consumers
     rest = own.process_millicores / 1000
     cores = sum(one.cores for one in costs) + sum(one.copies for one in costs) * own.consumer_millicores / 1000
-    free = _PLANNED * own.cores - rest
+    free = PLANNED * own.cores - rest
     if free <= 0:
-        raise ConfigError(
-            f"processes.cores is too small: {_PLANNED:.0%} of it is planned, and {rest:g} is used at rest"
-        )
+        raise ConfigError(f"processes.cores is too small: {PLANNED:.0%} of it is planned, and {rest:g} is used at rest")
     count = own.count or max(2, own.zones, math.ceil(cores / free))
     if count > _MOST_PROCESSES:
         raise ConfigError(
@@ -109,14 +114,15 @@ def _placed(costs: Sequence[ConsumerCost], rates: Rates) -> PlannedDeployment:
     processes = [PlacedProcess(f"p{n}", f"z{n % own.zones}", own.cores - rest) for n in range(count)]
     placed = [PlacedConsumer(one.name, one.copies, one.cores) for one in costs]
     chosen = choose(placed, processes)
-    load, zones = dict.fromkeys((one.name for one in processes), rest), dict[str, float]()
-    members, lanes = Counter[str](), Counter[str]()
+    busy, wakes = (dict.fromkeys((one.name for one in processes), 0.0) for _ in range(2))
+    members, lanes, zones = Counter[str](), Counter[str](), dict[str, float]()
     total = sum(rate.records_per_second for rate in given.values())
     zone_of = {one.name: one.zone for one in processes}
     for one in costs:
         rate, names = given[one.name], chosen[one.name]
         for name in names:
-            load[name] += one.cores / len(names) + own.consumer_millicores / 1000
+            busy[name] += one.busy / len(names)
+            wakes[name] += one.wakes / len(names)
             members[name] += 1
             lanes[name] += math.ceil(rate.partitions / len(names))
             part = rate.records_per_second / len(names) / (total or 1)
@@ -127,9 +133,9 @@ def _placed(costs: Sequence[ConsumerCost], rates: Rates) -> PlannedDeployment:
     )
     return PlannedDeployment(
         costs,
-        [*load.values()],
-        [members[name] for name in load],
-        [lanes[name] for name in load],
+        [rest + members[one] * own.consumer_millicores / 1000 + cores_of(busy[one], wakes[one]) for one in busy],
+        [members[one] for one in busy],
+        [lanes[one] for one in busy],
         own,
         zones,
         total,
@@ -186,7 +192,7 @@ def _lost(found: PlannedDeployment, rates: Rates, consumers: Mapping[str, Reacti
     count, zones = len(found.cores), rates.processes.zones
     seconds = max(_session_seconds(consumers[name]) for name in rates.consumers) + _JOIN_SECONDS
     zone = max(found.zones.values(), default=0.0)
-    left = sum(found.cores) / (count - count / zones) if zones > 1 else math.inf
+    left = found.cores_of_each(count - count / zones) if zones > 1 else math.inf
     memory = max(found.consumers) * max(consumers[name].flow.max_bytes for name in rates.consumers) / 1e6
     probes = sum(one.copies for one in found.costs) / _PROBE_SECONDS
     after = f"; then {left:.2f} cores of a process" if zones > 1 else "; nothing is left"

@@ -47,19 +47,22 @@ class ProcessRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes of each consumer."""
     record_microseconds: _Amount = 2.4
     """Processor time for a record in a large delivery."""
-    delivery_microseconds: _Amount = 22.4
-    """Processor time for each delivery."""
-    fetch_microseconds: _Amount = 150.0
-    """Processor time for each response of Kafka with records."""
-    partition_microseconds: _Amount = 2.2
+    delivery_microseconds: _Amount = 20.0
+    """Processor time for a delivery, where one follows the other."""
+    partition_microseconds: _Amount = 0.4
     """Processor time for each partition in a request to Kafka; the client names all of its partitions each time."""
-    process_millicores: _Amount = 10.0
+    fetch_microseconds: _Amount = 1800.0
+    """Processor time to wake up for records of Kafka: two threads, whose code and data other work has displaced."""
+    reply_microseconds: _Amount = 400.0
+    """Processor time to wake up for a backend's response."""
+    process_millicores: _Amount = 5.0
     """At rest."""
-    consumer_millicores: _Amount = 1.5
+    consumer_millicores: _Amount = 2.3
     """Of one more consumer at rest."""
-    process_threads: _Amount = 30.0
-    process_megabytes: _Amount = 90.0
+    process_threads: _Amount = 38.0
     """Under load."""
+    process_megabytes: _Amount = 55.0
+    """Without consumers."""
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

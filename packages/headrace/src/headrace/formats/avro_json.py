@@ -13,10 +13,7 @@ from typing import Any, Final
 
 from headrace.formats.avro_schema import ELEMENT, NAMED, RECORDS, kind_of, parsed, with_leaves
 from headrace.formats.avro_values import JSON_TYPE
-from headrace.formats.plain import Convert, Misfit, expected, of_type
-
-_TOO_LARGE_FOR_FLOAT: Final = 3.4028235677973366e38  # smaller values are rounded to the largest float
-_NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+from headrace.formats.plain import NOT_NUMBERS, Convert, Misfit, as_float, expected, of_type
 
 
 def wrapped(schema: Any, *, plain_unions: bool = False) -> Any:
@@ -239,16 +236,9 @@ def _double(value: Any) -> Any:
         return value
     if type(value) is int:
         return float(value)
-    if type(value) is str and value in _NOT_NUMBERS:
-        return _NOT_NUMBERS[value]
+    if type(value) is str and value in NOT_NUMBERS:
+        return NOT_NUMBERS[value]
     return expected("a number", value)
-
-
-def _float(value: Any) -> Any:
-    number = _double(value)
-    if abs(number) >= _TOO_LARGE_FOR_FLOAT and number not in _NOT_NUMBERS.values():
-        expected("a number that a float holds", value)
-    return number
 
 
 def _bytes(value: Any) -> Any:
@@ -265,7 +255,7 @@ _PRIMITIVES: Final[dict[str, Convert]] = {
     "boolean": of_type(bool, "a boolean"),
     "int": _integer(32),
     "long": _integer(64),
-    "float": _float,
+    "float": lambda value: as_float(_double(value), value),
     "double": _double,
     "string": of_type(str, "a string"),
     "bytes": _bytes,

@@ -15,6 +15,9 @@ import msgspec
 from headrace.errors import DecodeError, EncodeError
 
 _NOT_JSON: Final = "not readable as JSON"
+_TOO_LARGE_FOR_FLOAT: Final = 3.4028235677973366e38
+NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+"""What JSON writes as a text."""
 _HEADER: Final = struct.Struct(">BI")
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -77,6 +80,13 @@ def expected(what: str, value: Any, string: str = "a string") -> NoReturn:
     kinds = {dict: "an object", list: "an array", str: string, bool: "a boolean", type(None): "null"}
     number = "another number" if "number" in what or "integer" in what else "a number"
     raise Misfit(f"expected {what}, got {kinds.get(type(value), number)}")
+
+
+def as_float(number: Any, value: Any) -> Any:
+    """Return the number that a value is, if it fits a float of 32 bits; smaller ones are rounded to the largest."""
+    if abs(number) >= _TOO_LARGE_FOR_FLOAT and number not in NOT_NUMBERS.values():
+        expected("a number that a float holds", value)
+    return number
 
 
 def of_type(kind: type, what: str) -> Convert:

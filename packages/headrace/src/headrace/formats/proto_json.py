@@ -11,13 +11,11 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from headrace.formats.plain import Convert, Misfit, expected, of_type
+from headrace.formats.plain import NOT_NUMBERS, Convert, Misfit, as_float, expected, of_type
 
-_TOO_LARGE_FOR_FLOAT: Final = 3.4028235677973366e38  # smaller values are rounded to the largest float
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _WHOLE: Final = re.compile(r"-?\d{1,20}", re.ASCII)
 _OTHER: Final = "another string"
-_NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _OWN_MAPPING: Final = frozenset(
     f"google.protobuf.{name}"
     for name in (
@@ -194,8 +192,8 @@ def _integer(bits: int, signed: bool) -> Convert:
 def _double(value: Any) -> Any:
     if type(value) is float:
         return value
-    if type(value) is str and value in _NOT_NUMBERS:
-        return _NOT_NUMBERS[value]
+    if type(value) is str and value in NOT_NUMBERS:
+        return NOT_NUMBERS[value]
     if type(value) is int or (type(value) is str and _NUMBER.fullmatch(value)):
         try:
             number = float(value)
@@ -204,13 +202,6 @@ def _double(value: Any) -> Any:
         if abs(number) != float("inf"):
             return number
     return expected("a number", value, _OTHER)
-
-
-def _float(value: Any) -> Any:
-    number = _double(value)
-    if abs(number) >= _TOO_LARGE_FOR_FLOAT and number not in _NOT_NUMBERS.values():
-        expected("a number that a float holds", value)
-    return number
 
 
 def _bool_key(value: Any) -> Any:
@@ -235,7 +226,7 @@ _SCALARS: Final[dict[int, Convert]] = {
     **dict.fromkeys((_KINDS.TYPE_UINT32, _KINDS.TYPE_FIXED32), _integer(32, False)),
     **dict.fromkeys((_KINDS.TYPE_UINT64, _KINDS.TYPE_FIXED64), _integer(64, False)),
     _KINDS.TYPE_DOUBLE: _double,
-    _KINDS.TYPE_FLOAT: _float,
+    _KINDS.TYPE_FLOAT: lambda value: as_float(_double(value), value),
     _KINDS.TYPE_BOOL: of_type(bool, "a boolean"),
     _KINDS.TYPE_STRING: _string,
     _KINDS.TYPE_BYTES: _bytes,

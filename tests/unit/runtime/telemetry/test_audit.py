@@ -213,10 +213,8 @@ async def test_a_stalled_target_costs_events_and_nothing_else(
     assert "1 events were not written before the process stopped" in caplog.text
 
 
-async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """With the number so far, also in readiness; then an event has the number of lost ones."""
+async def test_an_outage_of_the_target_has_one_beginning_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
+    """With the number so far in readiness; then an event has the number of lost ones."""
     async with Harness(to="file") as harness:
         for second in range(130):
             harness.loses = second % 5 != 4  # a full disk takes a small write now and then
@@ -230,8 +228,7 @@ async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_
         assert harness.audit.readiness() == (True, "104 events are missing in the audit")
     assert sum(event.get("count") or 0 for event in harness.events if event["auditType"] == "DROPPED") == 104
     assert caplog.messages == [
-        "audit: lost 1 events in 0 s: the disk is full",
-        "audit: lost 49 events in 60 s: the disk is full",
+        "audit: losing events: the disk is full",
         "audit: writing events again; lost 104 in 140 s",
     ]
 

@@ -1,7 +1,6 @@
 """Targets of the audit: a file that is rotated when it is full, or a Kafka topic."""
 
 import logging
-import math
 import os
 from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
@@ -10,15 +9,13 @@ from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, Produce
-from headrace.runtime import Clock, RestartPauses, run_blocking
+from headrace.runtime import Clock, run_blocking
 from headrace.runtime.telemetry.audit_events import Line
 
 log = logging.getLogger(__name__)
 
 _APPENDED: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _OWNER_ONLY: Final = 0o600
-_FIRST_REMINDER_SECONDS: Final = 60.0
-_LONGEST_PAUSE_SECONDS: Final = 3600.0
 _QUIET_SECONDS: Final = 10.0
 """Without a loss, until an outage has ended."""
 
@@ -31,37 +28,30 @@ class AuditTarget(Protocol):
 
 
 class ReportedTarget:
-    """A target whose outages are logged: the beginning, then after growing pauses, and the end."""
+    """A target whose outages are logged, at their beginning and at their end."""
 
     def __init__(self, target: AuditTarget, clock: Clock) -> None:
         self.problem = ""
         """Why events are lost; empty if they are not."""
         self._target = target
         self._clock = clock
-        self._pauses = RestartPauses(clock, _FIRST_REMINDER_SECONDS, _LONGEST_PAUSE_SECONDS, math.inf)
-        self._began_at = self._failed_at = self._remind_at = 0.0
+        self._began_at = self._failed_at = 0.0
         self._lost = 0
 
     async def write(self, lines: Sequence[Line], *, is_report: bool = False) -> int:
         """Write events, or a report on lost ones, which is not counted as lost; return the number of lost events."""
         lost, problem = await self._target.write(lines)
         now = self._clock.monotonic()
+        if problem and not self.problem:
+            log.warning("audit: losing events: %s", problem)
+            self._began_at, self._lost = now, 0
         if problem:
-            self._failed(problem, 0 if is_report else lost, now)
+            self.problem, self._failed_at = problem, now
+            self._lost += 0 if is_report else lost
         elif lines and self.problem and now - self._failed_at >= _QUIET_SECONDS:
             log.warning("audit: writing events again; lost %d in %.0f s", self._lost, now - self._began_at)
             self.problem = ""
         return lost
-
-    def _failed(self, problem: str, lost: int, now: float) -> None:
-        if not self.problem:
-            self._began_at = self._remind_at = now
-            self._pauses.failures = self._lost = 0
-        self.problem, self._failed_at = problem, now
-        self._lost += lost
-        if now >= self._remind_at:
-            log.warning("audit: lost %d events in %.0f s: %s", self._lost, now - self._began_at, problem)
-            self._remind_at = now + self._pauses.failed()
 
 
 class AuditFile:

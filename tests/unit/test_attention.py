@@ -73,5 +73,5 @@ def test_text_from_outside_reaches_no_terminal() -> None:
         page("http://h:1", Poll(0.0, {"consumers": {"consumers": [consumer(name, "\x1b[31m" * 9)]}}, {}), None)
     )
     assert "\x1b" not in shown
-    assert r"headrace reactive status 'a\x1b[2J; rm -rf ~ '\'''" in shown
+    assert r"""headrace reactive status 'a\x1b[2J; rm -rf ~ '"'"''""" in shown
     assert document("u", Poll(0.0, {}, {}, "unreachable"), None)["needs"][0]["severity"] == "outage"

@@ -11,10 +11,9 @@ from headrace.cli.options import ParsedType
 from headrace.errors import PartitionNotFound, TopicNotFound
 from headrace.kafka import Admin, TopicInfo
 from headrace.kafka.timestamps import milliseconds, parse_time
-from headrace.records import TopicPartition
+from headrace.records import Offsets, TopicPartition
 
 _DIGITS: Final = 18
-Offsets = dict[TopicPartition, int]
 
 
 class LogPosition(NamedTuple):
@@ -50,18 +49,13 @@ POSITION: Final = ParsedType(
 PARTITIONS: Final = ParsedType("partitions", _partitions, "no list of partitions: write one (0) or several (0,2)")
 
 
-def check_pattern(word: str) -> str:
-    """Return a name or pattern of topics.
-
-    Raises:
-        click.UsageError: It begins with `^`, and is not a regular expression.
-    """
+def check_pattern(word: str) -> None:
+    """Raise click.UsageError if a word begins with `^`, and is not a regular expression."""
     if word.startswith("^"):
         try:
             re.compile(word)
         except re.error as cause:
             raise click.UsageError(f"{word!r} is not a regular expression: {cause}") from None
-    return word
 
 
 async def find_topics(admin: Admin, words: Sequence[str]) -> list[TopicInfo]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import socket
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +52,7 @@ def unreachable(base: str, cause: BaseException, limit_seconds: float) -> Enviro
     """Return the error of a request without a response, with its cause and what helps; `remedy` is a command."""
     why, remedy = getattr(cause, "reason", cause), START
     start = f"start it ({START}), or pass its address with --url or HEADRACE_URL"
-    text = f"Headrace is unreachable at {base} ({why}): {start}"
+    text = f"Headrace is unreachable at {base} ({getattr(why, 'strerror', None) or why}): {start}"
     if isinstance(why, ssl.SSLCertVerificationError):
         remedy = "headrace status --ca FILE"
         text = f"The certificate of {base} is not trusted ({why.verify_message.rstrip('.')}): "
@@ -64,11 +63,6 @@ def unreachable(base: str, cause: BaseException, limit_seconds: float) -> Enviro
     elif isinstance(why, ssl.SSLError):
         remedy = "headrace status --url URL"
         text = f"No TLS connection to {base} ({why.reason or why}): if it is plain HTTP, pass http://... with --url"
-    elif isinstance(why, socket.gaierror):
-        remedy = "headrace status --url URL"
-        text = f"The host name of {base} was not found ({why.strerror}): correct --url or HEADRACE_URL"
     elif isinstance(why, TimeoutError):
         text = f"Headrace at {base} did not respond within {limit_seconds:g} s: look at its log, or {start}"
-    elif isinstance(why, ConnectionRefusedError):
-        text = f"Headrace is unreachable at {base} (connection refused): {start}"
     return EnvironmentProblem(text, remedy=remedy)

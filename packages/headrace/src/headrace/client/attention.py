@@ -4,6 +4,7 @@ For commands and pages that show a process. The responses are those of `PARTS`; 
 """
 
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from typing import Any, Final, Literal, NamedTuple
 
 PARTS: Final[Mapping[str, str]] = {
@@ -20,7 +21,6 @@ Severity = Literal["outage", "stopped", "degraded", "paused"]
 _ORDER: Final = ("outage", "stopped", "degraded", "paused")
 _AUDIT: Final = "audit"
 """A service that is ready also while it loses events; then it has a reason."""
-_SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class Need(NamedTuple):
@@ -82,12 +82,12 @@ def _of_services(parts: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _of_consumer(one: Mapping[str, Any]) -> Iterator[Need]:
-    about, look = f"{one['kind']} consumer {one['name']}", f"headrace reactive status {_word(one['name'])}"
+    about, look = f"{one['kind']} consumer {one['name']}", f"headrace reactive status {quote(one['name'])}"
     of = "consumer", one["name"]
     if one["kind"] == "function":
         about, of = f"function {one['name']}", ("function", one["name"])
     if one["paused"]:
-        yield Need("paused", about, one["why"], f"headrace reactive resume {_word(one['name'])}", *of)
+        yield Need("paused", about, one["why"], f"headrace reactive resume {quote(one['name'])}", *of)
     elif one.get("kafka"):
         return  # the outage is named once
     elif one["breaker"]["state"] != "closed":
@@ -97,7 +97,7 @@ def _of_consumer(one: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _of_pipeline(one: Mapping[str, Any]) -> Iterator[Need]:
-    about, name, of = f"pipeline {one['name']}", _word(one["name"]), ("pipeline", one["name"])
+    about, name, of = f"pipeline {one['name']}", quote(one["name"]), ("pipeline", one["name"])
     if one["state"] in ("failed", "stopped", "paused"):
         severity: Severity = "stopped" if one["state"] == "failed" else "paused"
         yield Need(severity, about, one["reason"] or f"it is {one['state']}", f"headrace pipeline resume {name}", *of)
@@ -108,7 +108,7 @@ def _of_pipeline(one: Mapping[str, Any]) -> Iterator[Need]:
 def _of_table(one: Mapping[str, Any]) -> Iterator[Need]:
     if one["state"] in ("full", "refused", "failing"):
         word = "rebuild" if one["state"] == "refused" else "show"
-        command = f"headrace tables {word} {_word(one['name'])}"
+        command = f"headrace tables {word} {quote(one['name'])}"
         yield Need("stopped", f"table {one['name']}", one["reason"], command, "table", one["name"])
 
 
@@ -116,10 +116,5 @@ def _of_dead_letters(one: Mapping[str, Any]) -> Iterator[Need]:
     if one["left"] and not one["topic"].endswith(".quarantine"):  # these were put aside on purpose
         left = "1 dead letter is" if one["left"] == 1 else f"{one['left']} dead letters are"
         why = f"{left} left, the newest of {one['newest']}" if one["newest"] else f"{left} left"
-        command = f"headrace dlq show {_word(one['topic'])} --state left"
+        command = f"headrace dlq show {quote(one['topic'])} --state left"
         yield Need("degraded", f"topic {one['topic']}", why, command, "topic", one["topic"])
-
-
-def _word(name: str) -> str:
-    """Return a name as a word of a shell."""
-    return name if set(name) <= _SAFE else "'" + name.replace("'", "'\\''") + "'"

@@ -131,8 +131,6 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         return "is neither true nor false: write one of them"
     if error["type"] in ("model_type", "dict_type"):
         return "should be a map of settings, each written as `name: value`: correct it"
-    if error["type"] == "string_too_short":
-        return "is empty: write a value"
     unit = str(path[-1]).rpartition("_")[2]
     if error["type"] in ("int_parsing", "float_parsing") and unit in ("bytes", "seconds"):
         return f"should be the number of {unit}, without a unit: correct it"

@@ -225,9 +225,6 @@ def _ratio(text: str) -> float:
 class Tracing(Service):
     """Keeps tracing on while it runs. The first service to start and the last to stop."""
 
-    def __init__(self, name: str = "tracing") -> None:
-        super().__init__(name)
-
     async def start(self) -> None:
         """Nothing to do: the tracer is made before any service."""
 
@@ -257,4 +254,4 @@ def configure_tracing(environ: Mapping[str, str] = os.environ) -> list[Service]:
         tracer = Tracer(settings)
     except ValueError as cause:  # the SDK reads other variables itself
         raise EnvironmentProblem(f"OpenTelemetry rejects a variable (OTEL_...): {cause}; correct it") from cause
-    return [Tracing()]
+    return [Tracing("tracing")]

@@ -48,13 +48,13 @@ def megabytes(process: int) -> float:
 class Row:
     """What one process takes with its children."""
 
-    def __init__(self, bench: Bench, name: str, config: dict[str, Any], instances: int = 0) -> None:
+    def __init__(self, bench: Bench, name: str, config: dict[str, Any], instances: int = 0, topic: str = "") -> None:
         process = bench.headrace(config)
         try:
             for number in range(instances):
                 body = {"name": "i", "format": "binary"}
                 ask(process.url + GROUP.format(number), body)
-                ask(f"{process.url}{GROUP.format(number)}/instances/i/subscriptions", {"topics": [bench.sizing_topic]})
+                ask(f"{process.url}{GROUP.format(number)}/instances/i/subscriptions", {"topics": [topic]})
             time.sleep(SETTLED_SECONDS)
             own, *children = tree(pid(process))
             status = Path(f"/proc/{own}/status").read_text()
@@ -76,12 +76,11 @@ def reactive(topic: str, count: int) -> dict[str, Any]:
     return {"reactive_consumers": {f"c{number}": {**one, "group": f"sizing-r{number}"} for number in range(count)}}
 
 
-def rows(bench: Bench, folder: Path) -> Iterator[Row]:
-    topic = bench.sizing_topic
+def rows(bench: Bench, folder: Path, topic: str) -> Iterator[Row]:
     yield Row(bench, "idle", {})
     yield Row(bench, "1 reactive consumer, 8 partitions", reactive(topic, 1))
     yield Row(bench, f"{MANY} reactive consumers, 8 partitions each", reactive(topic, MANY))
-    yield Row(bench, f"{MANY} active instances, 8 partitions each", {}, MANY)
+    yield Row(bench, f"{MANY} active instances, 8 partitions each", {}, MANY, topic)
     (folder / "main.py").write_text("def handler(context, event):\n    return None\n")
     trigger = {"kind": "kafka-cluster", "numWorkers": 2, "attributes": {"topics": [topic], "consumerGroup": "sizing-f"}}
     spec = {"handler": "main:handler", "triggers": {"t": trigger}}
@@ -101,9 +100,8 @@ def rows(bench: Bench, folder: Path) -> Iterator[Row]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
         bench = Bench(cluster, Path(folder), 1.0)
-        bench.sizing_topic = bench.topic("sizing")  # type: ignore[attr-defined]
         found = []
-        for row in rows(bench, Path(folder)):
+        for row in rows(bench, Path(folder), bench.topic("sizing")):
             found.append(row)
             print(row.cells, flush=True)
         print(

@@ -251,10 +251,12 @@ class AdministrationClient:
         is_pending = functools.partial(self._groups.offsets.is_pending, request.group_id)
         unstable = {key for key in keys if stable and is_pending(key)}
         results: list[Any] = [
-            PartitionResult(*key, error=KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
-            if key in unstable
-            else PartitionResult(*key, found[key].offset if key in found else OFFSET_INVALID)
-            for key in keys
+            PartitionResult(topic, number, error=KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
+            if (topic, number) in unstable
+            else PartitionResult(
+                topic, number, found[topic, number].offset if (topic, number) in found else OFFSET_INVALID
+            )
+            for topic, number in keys
         ]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 

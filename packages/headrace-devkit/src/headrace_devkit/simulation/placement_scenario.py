@@ -410,7 +410,7 @@ class PlacementRun:
         host = world.random.choice(present)
         host.process.kill()
         world.call_later(5.0, host.start)
-        for _ in range(3):
+        for _ in range(4):  # longer than a process may be away
             world.run(_AWAY_SECONDS / 2)
             now = {one.name: one.running() for one in present}
             if now != before:

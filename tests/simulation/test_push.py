@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 _CORE_SECONDS = 60
-_FOUND = {"commit-one-too-far": "COMMIT-PASSES", "revoke-forgotten": "COMMIT-BACK", "partition-begins-beside": "ORDER"}
+_FOUND = {"commit-one-too-far": "COMMIT-PASSES", "revoke-forgotten": "AT-TWO", "partition-begins-beside": "ORDER"}
 
 
 def simulate(*arguments: str, scenario: str = "push", folder: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from headrace_devkit.simulation.mutations import plant
 from headrace_devkit.simulation.points import plant_points
 from headrace_devkit.simulation.seams import import_all
 from headrace_devkit.simulation.weights import Drawn
-from headrace_devkit.simulation.world import Problem, World
+from headrace_devkit.simulation.world import FirstProblem, Problem, World
 
 SCENARIOS: Mapping[str, str] = {
     "active": "headrace_devkit.simulation.active_scenario:active",
@@ -86,6 +86,8 @@ def run_one(scenario: str, seed: int, mutation: str = "") -> ScenarioRun:
     if mutation:
         plant(mutation)
     world = World(seed)
+    if mutation:
+        world.end_at_problem()
     lines = _LastLines(world)
     root = logging.getLogger()
     root.handlers = [lines]
@@ -95,6 +97,8 @@ def run_one(scenario: str, seed: int, mutation: str = "") -> ScenarioRun:
     gc.disable()  # what it would call back, and when, depends on what the process did before
     try:
         options = call(world)
+    except FirstProblem:
+        lines.lines.append("the run ended at its first problem")
     except Exception as cause:  # noqa: BLE001 boundary: the run ends, and its report names the error
         lines.lines.extend(traceback.format_exc().splitlines()[-12:])
         world.problem("ERROR", f"{type(cause).__name__}: {cause}")

@@ -33,6 +33,10 @@ class Problem(NamedTuple):
     text: str
 
 
+class FirstProblem(Exception):
+    """Ends a run that was to find one problem."""
+
+
 class Scheduled:
     """A call at a time; `cancel` drops it."""
 
@@ -57,6 +61,7 @@ class Trace:
         self.hash = hashlib.blake2b(digest_size=8)
         self.order = 0
         """The hash of all steps."""
+        self.ends_at_problem = False
 
     def add(self, event: tuple[Any, ...]) -> None:
         self.hash.update(repr(event).encode())
@@ -190,6 +195,10 @@ class World:
         """Call with the values of each event of this name, at once: this is how checkers see a run."""
         self._trace.watchers[name].append(call)
 
+    def end_at_problem(self) -> None:
+        """Have `run` raise `FirstProblem` after the first problem: the rest of the run would only take time."""
+        self._trace.ends_at_problem = True
+
     def end(self) -> None:
         """Forget what was to come and what has happened: the run is over."""
         self._heap.clear()
@@ -233,6 +242,8 @@ class World:
                 self.current = None
                 if machine is not None and machine.waits:
                     machine.look_at_waits()
+                if self.problems and trace.ends_at_problem:
+                    raise FirstProblem
                 if condition is not None and (until.is_over or condition()):
                     return True
         finally:

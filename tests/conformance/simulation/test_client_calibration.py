@@ -25,10 +25,13 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A broker for scripts that stop it, or reach it through a proxy; without TLS in any case."""
     cluster = Cluster(tmp_path_factory.mktemp("calibration"), 1, proxied=True)
     cluster.start()
-    # The first request for a group creates the topic of offsets; until then others get NOT_COORDINATOR.
-    client = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "first"})
-    client.committed([confluent_kafka.TopicPartition("any", 0)], timeout=30)
-    client.close()
+    # The first request for a group creates the topic of offsets. Until a partition of it is loaded, requests for its
+    # groups get NOT_COORDINATOR, so ask for groups of each.
+    for number in range(16):
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "group.id": f"first-{number}"}
+        client = confluent_kafka.Consumer(settings)
+        client.committed([confluent_kafka.TopicPartition("any", 0)], timeout=30)
+        client.close()
     yield cluster
     cluster.remove()
 

@@ -11,7 +11,7 @@ _FOUND = [
     ("functions", "dead-worker-has-succeeded", "COMMIT-PASSES"),
     ("functions", "explicit-only-completes", "COMMIT-PASSES"),
     ("exactly-once", "offsets-without-their-outputs", "ONCE"),
-    ("exactly-once", "outputs-of-failed-calls-stay", "ONCE"),
+    ("exactly-once", "offsets-are-not-sent", "LAG"),
 ]
 
 

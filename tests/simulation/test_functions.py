@@ -8,10 +8,10 @@ from tests.simulation.test_push import simulate
 
 _CORE_SECONDS = 3
 _FOUND = [
-    ("functions", "dead-worker-has-succeeded", "COMMIT-PASSES"),
-    ("functions", "explicit-only-completes", "COMMIT-PASSES"),
-    ("exactly-once", "offsets-without-their-outputs", "ONCE"),
-    ("exactly-once", "offsets-are-not-sent", "LAG"),
+    ("functions", "dead-worker-has-succeeded", "COMMIT-PASSES", 4),
+    ("functions", "explicit-only-completes", "COMMIT-PASSES", 12),
+    ("exactly-once", "offsets-without-their-outputs", "ONCE", 6),
+    ("exactly-once", "offsets-are-not-sent", "LAG", 2),
 ]
 
 
@@ -29,8 +29,8 @@ def test_a_seed_repeats_its_run_in_another_process(scenario: str, tmp_path: Path
     assert first.stdout == second.stdout, first.stderr
 
 
-@pytest.mark.parametrize(("scenario", "bug", "kind"), _FOUND)
-def test_a_planted_bug_is_found(scenario: str, bug: str, kind: str) -> None:
-    found = simulate("1", "--seeds", "12", "--plant", bug, scenario=scenario)
+@pytest.mark.parametrize(("scenario", "bug", "kind", "seeds"), _FOUND)
+def test_a_planted_bug_is_found(scenario: str, bug: str, kind: str, seeds: int) -> None:
+    found = simulate("1", "--seeds", str(seeds), "--plant", bug, scenario=scenario)
     assert found.returncode == 1, found.stderr
     assert f" {kind}: " in found.stdout

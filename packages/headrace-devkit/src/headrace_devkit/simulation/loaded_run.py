@@ -141,4 +141,8 @@ class LoadedRun(ProcessFaults, Generic[Options]):
         if self.world.now < self._look_at:
             return False
         self._look_at = self.world.now + 1.0
+        return self.is_complete()
+
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
         return self.lag() == 0 and not self.checker.open_records()

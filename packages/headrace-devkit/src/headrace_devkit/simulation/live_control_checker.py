@@ -54,6 +54,7 @@ class LiveControlChecker(PushChecker):
         self._sought.setdefault(partition, []).append(seek)
         self._first.pop(partition, None)
         self._again.pop(partition, None)
+        self._skipped = {one for one in self._skipped if one[0] != partition or one[1] < offset}
         for at in range(offset):
             self.passes_over(partition, at)
         return seek

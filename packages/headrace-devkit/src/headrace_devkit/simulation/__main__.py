@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="as many seeds as fit into this time")
     parser.add_argument("--jobs", type=int, default=1, help="how many side by side")
     parser.add_argument("--plant", default="", help="a bug that must be found; `all`, or `missing` for those not found")
+    parser.add_argument("--keep", action="store_true", help="write what found each bug, for the page of the reference")
     parser.add_argument("--weigh", action="store_true", help="write weights.yaml from what the seeds reach")
     parser.add_argument("--events", type=int, default=0, help="how many of the last events to print in any case")
     options = parser.parse_args()
@@ -70,7 +71,8 @@ def find_all(options: argparse.Namespace) -> int:
             core_seconds += run.core_seconds
             if run.problems:
                 found[name] = Found(run.seed, run.problems[0].kind, round(core_seconds, 1))
-                keep_found(found)
+                if options.keep:
+                    keep_found(found)
                 first = f"{run.seed} | {run.problems[0].kind}"
                 break
         sys.stdout.write(f"| {name} | {mutation.scenario} | {first} | {core_seconds:.1f} |\n")

@@ -16,7 +16,7 @@ import headrace
 
 _FOLDER: Final = Path(headrace.__file__).parent
 _FOUND: Final = Path(__file__).with_name("found_bugs.yaml")
-_FOUND_HEAD: Final = "# What found each planted bug: written by `--plant all`.\n"
+_FOUND_HEAD: Final = "# What found each planted bug: written by `--plant all --keep`.\n"
 
 
 class Mutation(NamedTuple):

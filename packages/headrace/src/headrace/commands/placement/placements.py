@@ -242,8 +242,8 @@ class Placements(Reconciler):
     def _is_left(self, names: Sequence[str], processes: Sequence[PlacedProcess]) -> bool:
         """Whether all processes of a consumer are away for so long that it gets others."""
         since = self._clock.monotonic() - _ALL_AWAY_SECONDS
-        few_are_away = 2 * sum(one.is_away for one in processes) <= len(processes)
-        return few_are_away and all(self._away.get(name, math.inf) <= since for name in names)
+        is_left = all(self._away.get(name, math.inf) <= since for name in names)
+        return is_left and 2 * sum(one.is_away for one in processes) <= len(processes)
 
     def _id_of(self, process: str) -> str:
         """Return the name of a process among those of all deployments on the cluster."""

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from headrace.config.registered import read_registration, shown
+from headrace.config.explain import mask
+from headrace.config.registered import read_registration
 from headrace.config.registrations import RegisteredBackend, RegistrationsConfig
 from headrace.errors import InvalidRequest
 
@@ -124,9 +125,9 @@ def test_responses_show_no_secret() -> None:
     oauth = {"token_url": "https://api.example.org/t?key=hush", "client_id": "c", "client_secret": "hush"}
     settings = with_(backend={"url": "https://api.example.org/?code=hush", "headers": {"X-A": "hush"}, "oauth": oauth})
     read_registration(settings, LIST, {})
-    assert "hush" not in str(shown(settings))
-    assert shown(settings)["group"] == "billing"
-    assert "instead of a secret" in problem_of(shown(settings))
+    assert "hush" not in str(mask(settings))
+    assert mask(settings)["group"] == "billing"
+    assert "instead of a secret" in problem_of(mask(settings))
 
 
 def worst_registrations() -> dict[str, Any]:

@@ -32,10 +32,7 @@ def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
     login = {"mechanism": "PLAIN", "username": "bob", "password": "**********", "oauth": None}
     assert shown["kafka"]["security"] == {"protocol": None, "tls": None, "sasl": login}
     headers = shown["reactive_consumers"]["a"]["backend"]["headers"]
-    assert headers == {
-        "X-Team": "blue",
-        **dict.fromkeys(("X-Api-Key", "Ocp-Apim-Subscription-Key", "X-Auth"), "*" * 10),
-    }
+    assert headers == dict.fromkeys(("X-Api-Key", "Ocp-Apim-Subscription-Key", "X-Auth", "X-Team"), "*" * 10)
     assert shown["reactive_consumers"]["a"]["backend"]["url"] == "https://localhost/x?**********"
     assert shown["http"]["port"] == 9000
 

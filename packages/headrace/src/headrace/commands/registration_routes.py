@@ -8,7 +8,8 @@ import msgspec
 
 from headrace import errors
 from headrace.commands.registration_table import Registration, Registrations
-from headrace.config.registered import check_size, shown
+from headrace.config.explain import mask
+from headrace.config.registered import check_size
 from headrace.errors import InvalidRequest
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN
 from headrace.http.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallEvent, Endpoint, Rule, caller_name
@@ -114,7 +115,7 @@ class RegistrationEndpoints:
 
     def _details(self, one: Registration) -> RegistrationView:
         view = self._view(one)
-        view.settings = shown(one.config)
+        view.settings = mask(one.config)
         return view
 
     def _view(self, one: Registration) -> RegistrationView:

@@ -18,7 +18,7 @@ from headrace.extras import guest_missing
 
 
 def masked(config: HeadraceConfig) -> dict[str, Any]:
-    """Return every effective value as in JSON, with secrets (by type or name), logins and queries of URLs masked."""
+    """Return every effective value as in JSON, with secrets (by type) masked, and what `mask` masks."""
     shown: dict[str, Any] = mask(_without_constants(config, config.model_dump(mode="json")))
     return shown
 
@@ -50,7 +50,9 @@ def document_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def mask(value: Any, name: str = "") -> Any:
-    """Return a value of the configuration with secrets (by name), logins and queries of URLs masked."""
+    """Return a value of the configuration with secrets (by name), headers, logins and queries of URLs masked."""
+    if isinstance(value, dict) and name == "headers":
+        return dict.fromkeys(value, MASK)  # any of them may be a key of the backend
     if isinstance(value, dict):
         return {key: mask(item, key) for key, item in value.items()}
     if isinstance(value, list):

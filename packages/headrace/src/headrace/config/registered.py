@@ -1,4 +1,4 @@
-"""The settings of one registration: checked like those of the file, and shown without secrets."""
+"""The settings of one registration: checked like those of the file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from headrace.config.explain import explain, mask
+from headrace.config.explain import explain
 from headrace.config.known_secrets import MASK
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.config.yaml_tree import KeyPath, Problems
@@ -44,15 +44,6 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
         problems.add("", ("consumer",), str(cause))
     if problems.found:
         raise InvalidRequest("; ".join(problems.found[:_MAX_PROBLEMS]))
-    return found
-
-
-def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a registration without secrets and without the values of headers."""
-    found: dict[str, Any] = mask(settings)
-    backend = found.get("backend")
-    if isinstance(backend, dict) and isinstance(backend.get("headers"), dict):
-        backend["headers"] = dict.fromkeys(backend["headers"], MASK)
     return found
 
 

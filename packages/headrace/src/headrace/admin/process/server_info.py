@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from headrace.config.explain import masked
-from headrace.config.known_secrets import MASK
 from headrace.config.model import HeadraceConfig
 from headrace.kafka import librdkafka_version
 from headrace.runtime.memory import memory_bytes
@@ -69,7 +68,7 @@ def server_info(config: HeadraceConfig) -> ServerInfo:
             processors=os.cpu_count() or 1,
             memory_bytes=memory_bytes(),
         ),
-        _without_headers(masked(config)),
+        masked(config),
     )
 
 
@@ -78,15 +77,3 @@ def _version_of(library: str) -> str:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _without_headers(value: Any) -> Any:
-    """Return settings with the values of all headers masked, because any of them may be a key of the backend."""
-    if isinstance(value, list):
-        return [_without_headers(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: dict.fromkeys(item, MASK) if key == "headers" and isinstance(item, dict) else _without_headers(item)
-        for key, item in value.items()
-    }

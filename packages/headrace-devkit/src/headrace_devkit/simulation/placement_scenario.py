@@ -401,10 +401,10 @@ class PlacementRun:
             world.problem("RESTART", f"{host.name} was away for a moment: {before} became {self._chosen()}")
 
     def _cut_the_table(self) -> None:
-        """Without the control table, all run what they ran last: also one that starts anew."""
+        """Without the control table, all run what they ran last, also one that starts anew; so afterwards."""
         world, log, present = self.world, self.kafka.brokers.log(CONTROL, 0), self._present()
         assert log
-        before = {host.name: host.running() for host in present}
+        before, choices = {host.name: host.running() for host in present}, world.counts["chooses"]
         leader, log.leader = log.leader, None
         world.note("table", "cut")
         host = world.random.choice(present)
@@ -419,6 +419,8 @@ class PlacementRun:
         log.leader = leader
         world.note("table", "back")
         self._settle("when the table is back")
+        if world.counts["chooses"] != choices:
+            world.problem("FAIL-OPEN", f"{host.name} started without the table, and others chose: {self._chosen()}")
 
     def _is_done(self) -> bool:
         committed = {key: at.offset for name in self.names for key, at in self._committed(name).items()}

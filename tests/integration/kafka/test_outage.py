@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import subprocess
@@ -14,6 +16,11 @@ from typing import Any
 
 import pytest
 
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import HeadraceError, KafkaUnavailable
+from headrace.kafka import Admin
+from headrace.kafka.cluster_admin import ClusterAdmin
+from headrace.records import TopicPartition
 from headrace_devkit.testing import Cluster, HeadraceProcess, RecordingBackend, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
@@ -120,6 +127,37 @@ def test_all_say_the_same_in_an_outage(scenario: OutageScenario) -> None:
     assert "no broker answers" not in scenario.process.output
     assert "Connection refused" not in scenario.process.output, "no line of the client as it is"
     assert scenario.process.terminate() == 0
+
+
+@pytest.mark.long
+def test_groups_are_described_after_an_outage(tmp_path: Path) -> None:
+    """A client whose request was late because the coordinator was down does not reach it again: another one does."""
+
+    async def described(admin: Admin) -> list[str]:
+        found = await ClusterAdmin(admin).group("work")
+        members = await admin.members_of(["work", "other"])
+        return [*([found.state] if found else []), *(one.name for one in await admin.list_groups()), *members]
+
+    async def scenario(cluster: Cluster) -> None:
+        admin = Admin(KafkaConfig(bootstrap_servers=cluster.bootstrap_servers, request_timeout_seconds=3))
+        await admin.alter_group_offsets("work", {TopicPartition("orders", 0): 0})
+        assert await described(admin) == ["empty", "work", "work", "other"]
+        cluster.kill(1)
+        for request in (ClusterAdmin(admin).group("work"), admin.list_groups(), admin.group_members("work")):
+            with pytest.raises(KafkaUnavailable):
+                await request
+        cluster.restart(1)
+        end = time.monotonic() + LATE_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(HeadraceError):
+                if await described(admin) == ["empty", "work", "work", "other"]:
+                    return
+            await asyncio.sleep(0.5)
+        raise AssertionError("groups are not described again")
+
+    with Cluster(tmp_path / "kafka") as cluster:
+        cluster.create_topic("orders")
+        asyncio.run(scenario(cluster))
 
 
 @pytest.mark.long

@@ -73,11 +73,11 @@ class Deployment:
         self.folder = folder
         self.running: dict[str, list[str]] = {}
 
-        async def holder(_: object, name: str) -> str:
+        async def holders(_: object, names: Sequence[str]) -> dict[str, str]:
             await asyncio.sleep(0)
-            return self.leases.holders.get(name, "")
+            return {name: self.leases.holders.get(name, "") for name in names}
 
-        monkeypatch.setattr("headrace.commands.instance_owners.lease_holder", holder)
+        monkeypatch.setattr("headrace.commands.instance_owners.lease_holders", holders)
 
     async def process(
         self, name: str, zone: str = "", *, table: bool = True, wanted: Sequence[str] = (), control: str = "control"

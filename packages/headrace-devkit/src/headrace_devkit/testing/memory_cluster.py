@@ -192,6 +192,9 @@ class MemoryCluster:
         self._answer()
         return []
 
+    async def members_of(self, groups: Iterable[str], right: str = "") -> dict[str, list[Any]]:
+        return {group: await self.group_members(group, right) for group in groups}
+
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         self._answer()
         return {TopicPartition(*key): at.offset for key, at in self.offsets.committed(group).items()}

@@ -17,7 +17,7 @@ from headrace.commands.entries import key_of
 from headrace.commands.reconciler import Entry, Reconciler
 from headrace.errors import HeadraceError, InstanceExists, InstanceGone, InstanceNotFound, KafkaUnavailable
 from headrace.kafka import Admin, CompactedTable, Lease
-from headrace.kafka.lease import lease_holder
+from headrace.kafka.lease import lease_holders
 from headrace.records import OwningProcess
 from headrace.runtime import Clock, Deadline, Readiness, chance
 
@@ -253,8 +253,9 @@ class OtherLeases:
         self._looked_at = now
         self.are_suspect = False
         self._absent = {process: since for process, since in self._absent.items() if process in processes}
+        holders = await lease_holders(self._admin, [lease_name(process) for process in processes])
         for process in processes:
-            if await lease_holder(self._admin, lease_name(process)):
+            if holders[lease_name(process)]:
                 self._absent.pop(process, None)
             else:
                 self._absent.setdefault(process, now)

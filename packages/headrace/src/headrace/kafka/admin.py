@@ -14,7 +14,7 @@ from headrace.kafka.client.error_map import to_error
 from headrace.kafka.client.properties import client_properties
 from headrace.kafka.client.reachability import Reachability
 from headrace.kafka.cluster_info import ClusterInfo, GroupInfo, GroupMember, PartitionInfo, TopicInfo
-from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.names import check_group, check_topic, names_of
 from headrace.records import Offsets, TopicPartition
 from headrace.runtime import SystemClock, run_blocking
 
@@ -188,37 +188,46 @@ class Admin:
 
     async def list_groups(self) -> list[GroupInfo]:
         """Return every consumer group, sorted by name."""
-        response = await self._request("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
-        names = sorted(group.group_id for group in response.valid)
-        if not names:
-            return []
-        described = await self._request(
-            "describe groups",
-            lambda: _results(self._client.describe_consumer_groups(names), self._limit, "Describe", "group"),
-        )
+
+        def request() -> list[Any]:
+            client = self.group_client()
+            listed = client.list_consumer_groups(request_timeout=self._limit).result()
+            if listed.errors:  # of a broker that does not answer: its groups are missing
+                raise library.KafkaException(listed.errors[0])
+            names = sorted(group.group_id for group in listed.valid)
+            return _results(client.describe_consumer_groups(names), self._limit, "Describe", "group") if names else []
+
+        described = await self._request("list groups", request)
         return [GroupInfo(group.group_id, str(group.state.name).lower(), len(group.members)) for group in described]
+
+    def group_client(self) -> library.AdminClient:
+        """Return a new client for requests to coordinators of groups.
+
+        One that knows a coordinator calls it for minutes after it has moved, and for good if a request was late there.
+        """
+        return self._security.make()
 
     async def group_members(self, group: str, right: str = "Describe") -> list[GroupMember]:
         """Return the members of a group; none if there is no such group. `right` is what the caller needs on it."""
-        check_group(group)
+        return (await self.members_of([group], right))[group]
+
+    async def members_of(self, groups: Sequence[str], right: str = "Describe") -> dict[str, list[GroupMember]]:
+        """Return the members of each of these groups, with one client for all."""
+        names = [check_group(group) for group in groups]
 
         def request() -> list[Any]:
-            client = self._security.make()  # a new one: see `alter_group_offsets`
-            try:
-                return list(_results(client.describe_consumer_groups([group]), self._limit, right, "group")[0].members)
-            except library.KafkaException as cause:
-                if cause.args[0].code() == library.KafkaError.GROUP_ID_NOT_FOUND:
-                    return []
-                raise
+            client = self.group_client()
+            return [(name, self._members(name, f, right)) for name, f in client.describe_consumer_groups(names).items()]
 
-        return [
-            GroupMember(
-                m.client_id,
-                [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions],
-                m.host.lstrip("/"),
-            )
-            for m in await self._of_group(f"list the members of group {group}", request)
-        ]
+        return dict(await self._of_group(f"list the members of group {names_of(names)}", request)) if names else {}
+
+    def _members(self, group: str, future: Any, right: str) -> list[GroupMember]:
+        try:
+            return [GroupMember.of(m) for m in _result(future, self._limit, Right(right, "group", group)).members]
+        except library.KafkaException as cause:
+            if cause.args[0].code() == library.KafkaError.GROUP_ID_NOT_FOUND:
+                return []
+            raise
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group on topics that exist: the next ones after a restart."""
@@ -263,8 +272,7 @@ class Admin:
         changes = [library.ConsumerGroupTopicPartitions(check_group(group), targets)]
 
         def request() -> list[Any]:
-            # A new client: one that knows the group's coordinator keeps calling it for minutes after it has moved.
-            client = self._security.make()
+            client = self.group_client()
             return list(_results(client.alter_consumer_group_offsets(changes), self._limit)[0].topic_partitions)
 
         needed = [Right("Read", "group", group), *(Right("Read", "topic", p.topic) for p in offsets)]

@@ -136,11 +136,14 @@ class ClusterAdmin:
 
     async def group(self, name: str) -> GroupDetails | None:
         """Return a group; None if the cluster does not know it."""
+
+        def describe(_client: library.AdminClient, limit: float) -> Any:
+            client = self.admin.group_client()
+            return client.describe_consumer_groups([name], request_timeout=limit)[name].result(limit)
+
         try:
-            found = await self._change(
-                f"describe group {check_group(name)}",
-                lambda client, limit: client.describe_consumer_groups([name], request_timeout=limit),
-                Right("Describe", "group", name),
+            found = await self.admin.request(
+                f"describe group {check_group(name)}", describe, Right("Describe", "group", name)
             )
         except errors.KafkaError as error:
             if error.parameters.get("kafka_code") == _Error.GROUP_ID_NOT_FOUND:

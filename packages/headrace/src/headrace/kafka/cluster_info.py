@@ -1,7 +1,7 @@
 """What `Admin` returns about the cluster, its topics and its groups."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.records import TopicPartition
 
@@ -48,6 +48,12 @@ class GroupMember(NamedTuple):
     client: str
     partitions: Sequence[TopicPartition]
     host: str
+
+    @classmethod
+    def of(cls, member: Any) -> "GroupMember":
+        """Return the member that the client describes."""
+        assigned = [TopicPartition(p.topic, p.partition) for p in member.assignment.topic_partitions]
+        return cls(member.client_id, assigned, member.host.lstrip("/"))
 
 
 class ClusterInfo(NamedTuple):

@@ -6,7 +6,7 @@ killed process loses it when its session in the group ends. A process that was s
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -33,8 +33,14 @@ _FRESH_SECONDS: Final = 3.0
 
 async def lease_holder(admin: Admin, name: str) -> str:
     """Return the holder of a lease as host, process and start time; empty if there is none."""
-    members = await admin.group_members(_GROUP + name, "Read")
-    return members[0].client.removeprefix("headrace-lease-") if members else ""
+    return (await lease_holders(admin, [name]))[name]
+
+
+async def lease_holders(admin: Admin, names: Collection[str]) -> dict[str, str]:
+    """Return the holder of each of these leases."""
+    members = await admin.members_of([_GROUP + name for name in names], "Read")
+    found = {name: members[_GROUP + name] for name in names}
+    return {name: each[0].client.removeprefix("headrace-lease-") if each else "" for name, each in found.items()}
 
 
 class Lease(Listener):

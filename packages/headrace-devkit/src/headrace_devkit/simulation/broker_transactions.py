@@ -149,10 +149,10 @@ class BrokerTransactions:
         sizes = [len(r.key or b"") + len(r.value or b"") + _RECORD_OVERHEAD_BYTES for r in batch.records]
         if sum(sizes) + _BATCH_OVERHEAD_BYTES > int(configs.get("max.message.bytes", MOST_BYTES)):
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-        # No more replicas are wanted than there are. Source: Apache Kafka, `Partition.effectiveMinIsr`, with acks=all,
-        # which every producer here has.
-        wanted = min(int(configs.get("min.insync.replicas", 1)), len(self._brokers.ids))
-        if wanted > int(configs.get(IN_SYNC, sum(map(self._brokers.is_up, self._brokers.ids)))):
+        # No more replicas are required than there are. Source: Apache Kafka, `Partition.effectiveMinIsr`, with
+        # acks=all, which every producer here has.
+        required = min(int(configs.get("min.insync.replicas", 1)), len(self._brokers.ids))
+        if required > int(configs.get(IN_SYNC, sum(map(self._brokers.is_up, self._brokers.ids)))):
             raise KafkaException(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS))
         if configs.get("cleanup.policy", "").startswith("compact"):
             refused = [index for index, record in enumerate(batch.records) if record.key is None]

@@ -24,7 +24,7 @@ _FAR_SECONDS = 0.002
 _KERNELS_BYTES = 262_144
 """What the kernels of both ends hold, while the peer does not read. What is beyond is in the transport."""
 _HIGH_BYTES = 65_536
-"""The limit of asyncio, beyond which a protocol is told to write no more."""
+"""The limit of asyncio, beyond which a protocol must write no more."""
 
 
 class Network:
@@ -127,7 +127,7 @@ class _WriteBuffer:
         self.low_bytes = _HIGH_BYTES // 4
         self._unread_bytes = 0
         self._is_full = False
-        """Whether the protocol was told to write no more."""
+        """Whether the protocol must write no more."""
 
     @property
     def size_bytes(self) -> int:
@@ -160,7 +160,6 @@ class Transport(asyncio.Transport):
         """What has arrived and waits: until there is a protocol, and until it reads again."""
         self._sent: deque[bytes | Callable[[], None]] = deque()
         """What is on its way to the peer, in order."""
-        self._sending = False
         self._buffer = _WriteBuffer()
         self._reading = True
         self._closing = False
@@ -283,9 +282,9 @@ class Transport(asyncio.Transport):
             self._soon(lambda: self._protocol.resume_writing())
 
     def _send(self, call: bytes | Callable[[], None]) -> None:
+        is_idle = not self._sent
         self._sent.append(call)
-        if not self._sending:
-            self._sending = True
+        if is_idle:
             self._network.world.call_later(self._network.delay(), self._pass_on)
 
     def _pass_on(self) -> None:
@@ -296,7 +295,6 @@ class Transport(asyncio.Transport):
             return
         while self._sent:
             self._pass_on_part(self._sent.popleft())
-        self._sending = False
 
     def _pass_on_part(self, part: bytes | Callable[[], None]) -> None:
         if isinstance(part, bytes):

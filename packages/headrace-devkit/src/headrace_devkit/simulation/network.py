@@ -313,11 +313,11 @@ class Transport(asyncio.Transport):
     def _read(self) -> None:
         while self._arrived and self._protocol is not None and self._reading and not self._lost:
             part = self._arrived.popleft()
-            if isinstance(part, bytes):
+            if not isinstance(part, bytes):
+                part()
+            elif not self._closing:  # a loop reads nothing more of what its process has closed
                 self.peer.was_read(len(part))
                 self._protocol.data_received(part)
-            else:
-                part()
 
     def _at_eof(self) -> None:
         if not self._protocol.eof_received():

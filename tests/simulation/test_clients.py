@@ -33,6 +33,7 @@ def test_a_seed_repeats_its_run_in_another_process(scenario: str, tmp_path: Path
     assert first.stdout == second.stdout, first.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "bug"), _FOUND)
 def test_a_planted_bug_is_found(scenario: str, bug: str) -> None:
     found = simulate("1", "--seeds", "12", "--plant", bug, scenario=scenario)

@@ -29,6 +29,7 @@ def test_a_seed_repeats_its_run_in_another_process(scenario: str, tmp_path: Path
     assert first.stdout == second.stdout, first.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "bug", "kind", "seeds"), _FOUND)
 def test_a_planted_bug_is_found(scenario: str, bug: str, kind: str, seeds: int) -> None:
     found = simulate("1", "--seeds", str(seeds), "--plant", bug, scenario=scenario)

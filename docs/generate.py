@@ -230,12 +230,13 @@ def planted_bugs_page() -> str:
         for name, bug in MUTATIONS.items()
         if name in found
     ]
+    missed = ", ".join(f"`{name}`" for name in MUTATIONS if name not in found)
     text = [
         "# Planted bugs\n",
         _MADE,
         "Each bug is planted into the code of Headrace, and a [simulation](../developers/simulation.md) must find it.",
         "`python -m headrace_devkit.simulation SCENARIO SEED --plant BUG` repeats the first find.\n",
-        "What is not in the table was not found when all were last planted, or is newer.\n",
+        f"Not found when last planted, or newer: {missed}.\n",
         "| Bug | File | Scenario | Seed | Problem |",
         "|---|---|---|---|---|",
         *rows,

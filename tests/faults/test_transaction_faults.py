@@ -73,6 +73,8 @@ def test_a_key_writes_once_though_the_process_is_killed(
             wave = list(itertools.islice(numbers, CLIENTS))
             sent = [clients.submit(send, number) for number in wave]
             threading.Event().wait(moments.uniform(0, 0.06))
+            if processes > 1:
+                ledger.wait_until(lambda: children(process), "a process that can be killed")
             victims = [process.server.id.pid] if processes == 1 else children(process)
             os.kill(moments.choice(victims), signal.SIGKILL)
             concurrent.futures.wait(sent)

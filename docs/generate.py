@@ -18,6 +18,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from docs.planted_bugs import planted_bugs_page
 from headrace.app.documents import every_endpoint
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
@@ -30,7 +31,6 @@ from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka_trigger import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger_kinds import KINDS
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
-from headrace_devkit.simulation.mutations import MUTATIONS, found_bugs
 from headrace_dialects.light4j.key_table import ROWS as LIGHT_4J_KEYS
 from headrace_pipelines.spec import PipelineSpec
 
@@ -83,7 +83,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "light4j-keys.md": light4j_keys_page(),
         REFERENCE / "function-keys.md": function_keys_page(),
         REFERENCE / "cli.md": cli_page(),
-        REFERENCE / "planted-bugs.md": planted_bugs_page(),
+        REFERENCE / "planted-bugs.md": planted_bugs_page(_MADE),
         REFERENCE / "headrace.schema.json": json.dumps(json_schema(), indent=2) + "\n",
         ARCHITECTURE: with_file_map(ARCHITECTURE.read_text()),
     }
@@ -220,28 +220,6 @@ def consumer_keys_page() -> str:
         "Connection, TLS and SASL are in [producer keys](producer-keys.md); they are the same for both.\n",
     ]
     return _keys_page("Consumer keys", text, "Java's consumer", CONSUMER_KEYS)
-
-
-def planted_bugs_page() -> str:
-    """Return the table of the bugs that are planted to see whether the simulation finds them."""
-    found = found_bugs()
-    rows = [
-        f"| {name} | `{bug.file}` | {bug.scenario} | {found[name].seed} | {found[name].problem} |"
-        for name, bug in MUTATIONS.items()
-        if name in found
-    ]
-    missed = ", ".join(f"`{name}`" for name in MUTATIONS if name not in found)
-    text = [
-        "# Planted bugs\n",
-        _MADE,
-        "Each bug is planted into the code of Headrace, and a [simulation](../developers/simulation.md) must find it.",
-        "`python -m headrace_devkit.simulation SCENARIO SEED --plant BUG` repeats the first find.\n",
-        f"Not found when last planted, or newer: {missed}.\n",
-        "| Bug | File | Scenario | Seed | Problem |",
-        "|---|---|---|---|---|",
-        *rows,
-    ]
-    return "\n".join(text) + "\n"
 
 
 def light4j_keys_page() -> str:

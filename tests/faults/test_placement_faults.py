@@ -6,6 +6,7 @@ import json
 import urllib.request
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,24 @@ TAKEN_OVER_SECONDS = 130
 def running(process: HeadraceProcess) -> set[str]:
     with urllib.request.urlopen(f"{process.url}/adm/reactive-consumers", timeout=10) as response:
         return {one["name"] for one in json.loads(response.read())["consumers"]}
+
+
+def copies_in(processes: Mapping[str, HeadraceProcess]) -> Counter[str]:
+    """Return how many processes run each consumer."""
+    return Counter(name for process in processes.values() for name in running(process))
+
+
+def started(headrace: StartHeadrace, config: dict[str, Any], folder: Path, copies: int) -> dict[str, HeadraceProcess]:
+    """Start three processes in two zones, and wait until they are ready."""
+    processes = {}
+    for number, zone in enumerate("aba"):
+        name = f"p{number}"
+        own: dict[str, Any] = {"placement": {"process": name, "zone": zone, "copies": copies}}
+        own["state_dir"] = str(folder / name)
+        processes[name] = headrace({**config, **own}, wait=False)
+    for process in processes.values():
+        process.wait_ready()
+    return processes
 
 
 @pytest.mark.parametrize("copies", [2, pytest.param(1, marks=pytest.mark.long)])
@@ -62,19 +81,9 @@ def test_a_killed_process_loses_no_record_and_others_take_over(
         outputs = {int(record.value or b"-1") for record in site.records(target)}
         return all({*range(written)} == found for found in (*values.values(), outputs))
 
-    processes = {}
-    for number, zone in enumerate("aba"):
-        name = f"p{number}"
-        own: dict[str, Any] = {"placement": {"process": name, "zone": zone, "copies": copies}}
-        own["state_dir"] = str(tmp_path / name)
-        processes[name] = headrace({**common, **own}, wait=False)
-    for process in processes.values():
-        process.wait_ready()
+    processes = started(headrace, common, tmp_path, copies)
     names = [*sources, "work.in"]
-    site.wait_until(
-        lambda: Counter(one for each in processes.values() for one in running(each)) == Counter(names * copies),
-        "the copies of each",
-    )
+    site.wait_until(lambda: copies_in(processes) == Counter(names * copies), "the copies of each")
     write(20)
     site.wait_until(is_done, "all records")
     victim = max(processes, key=lambda name: ("work.in" in running(processes[name]), len(running(processes[name]))))
@@ -85,5 +94,4 @@ def test_a_killed_process_loses_no_record_and_others_take_over(
     write(20)
     site.wait_until(is_done, f"all records, without {victim}, which had {sorted(lost)}", TAKEN_OVER_SECONDS)
     if copies == 1:
-        now = Counter(one for each in processes.values() for one in running(each))
-        assert now == Counter(names)
+        assert copies_in(processes) == Counter(names)

@@ -1,0 +1,387 @@
+/* A producer whose delivery reports are taken by the event loop.
+
+   A batch is the records of one call of `produce`. Each record has a report in the batch, whose address librdkafka
+   gives back with the delivery report. The batch is complete when all its reports are known. */
+
+#include "library.h"
+
+typedef struct Batch Batch;
+
+typedef struct {
+    Batch *batch;
+    int64_t offset;
+    int32_t partition;
+    int16_t err;
+    int8_t status; /* rd_kafka_msg_status_t: 0 not written, 1 perhaps, 2 written */
+} Report;
+
+struct Batch {
+    Batch *before, *after; /* the others in flight of this producer */
+    PyObject *request;
+    Py_ssize_t first;  /* the index of its first record in the request */
+    Py_ssize_t count;  /* records that librdkafka has taken */
+    Py_ssize_t in_flight;
+    int all_written;
+    Report reports[];
+};
+
+typedef struct {
+    PyObject_HEAD
+    rd_kafka_t *client; /* NULL when closed */
+    rd_kafka_queue_t *queue;
+    rd_kafka_event_t *event; /* delivery reports of which some are not yet taken */
+    rd_kafka_topic_t *topic; /* that of the last record */
+    Batch in_flight;         /* the head of a ring */
+} Producer;
+
+static PyObject *closed(void) {
+    PyErr_SetString(PyExc_ValueError, "the producer is closed");
+    return NULL;
+}
+
+static void batch_destroy(Batch *batch) {
+    batch->before->after = batch->after;
+    batch->after->before = batch->before;
+    Py_DECREF(batch->request);
+    PyMem_Free(batch);
+}
+
+/* Writing ------------------------------------------------------------------------------------------------------------ */
+
+static PyObject *names[6]; /* of the fields of an OutgoingRecord */
+enum { TOPIC, KEY, VALUE, HEADERS, PARTITION, TIMESTAMP };
+static const char *const field_names[] = {"topic", "key", "value", "headers", "partition", "timestamp_ms"};
+
+static int data_of(PyObject *object, const void **data, Py_ssize_t *size) {
+    *data = NULL;
+    *size = 0;
+    return object == Py_None ? 0 : PyBytes_AsStringAndSize(object, (char **)data, size);
+}
+
+/* Returns whether a Python error is set. */
+static int headers_of(PyObject *list, rd_kafka_headers_t **headers) {
+    *headers = NULL;
+    if (list == Py_None) return 0;
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 1) return count < 0;
+    *headers = rdk.headers_new((size_t)count);
+    int failed = 0;
+    for (Py_ssize_t at = 0; at < count && !failed; at++) {
+        PyObject *pair = PySequence_GetItem(list, at);
+        PyObject *name = pair ? PySequence_GetItem(pair, 0) : NULL;
+        PyObject *value = name ? PySequence_GetItem(pair, 1) : NULL;
+        Py_ssize_t name_size, value_size;
+        const void *data;
+        const char *text = value ? PyUnicode_AsUTF8AndSize(name, &name_size) : NULL;
+        failed = !text || data_of(value, &data, &value_size);
+        if (!failed) rdk.header_add(*headers, text, name_size, data, value_size);
+        Py_XDECREF(value);
+        Py_XDECREF(name);
+        Py_XDECREF(pair);
+    }
+    if (failed) rdk.headers_destroy(*headers);
+    return failed;
+}
+
+/* Returns whether a Python error is set. */
+static int choose_topic(Producer *self, PyObject *name) {
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
+    if (!text) return 1;
+    if (self->topic && !strcmp(rdk.topic_name(self->topic), text)) return 0;
+    if (strlen(text) != (size_t)size || !size || size > 249) {
+        PyErr_SetString(PyExc_ValueError, "not a valid topic name");
+        return 1;
+    }
+    if (self->topic) rdk.topic_destroy(self->topic);
+    self->topic = rdk.topic_new(self->client, text, NULL);
+    if (!self->topic) PyErr_SetString(PyExc_ValueError, "librdkafka refused the topic");
+    return !self->topic;
+}
+
+/* Gives a record to librdkafka. Returns its error, or ERR_INVALID_ARGUMENT with a Python error set. */
+static int produce_record(Producer *self, PyObject *record, Report *report) {
+    PyObject *fields[6] = {0};
+    int err = ERR_INVALID_ARGUMENT, failed = 0;
+    for (int at = 0; at < 6 && !failed; at++) failed = !(fields[at] = PyObject_GetAttr(record, names[at]));
+    const void *key, *value;
+    Py_ssize_t key_size, value_size;
+    long partition = -1;
+    long long timestamp = 0;
+    rd_kafka_headers_t *headers = NULL;
+    failed = failed || choose_topic(self, fields[TOPIC]) || data_of(fields[KEY], &key, &key_size) ||
+             data_of(fields[VALUE], &value, &value_size);
+    if (!failed && fields[PARTITION] != Py_None) partition = PyLong_AsLong(fields[PARTITION]);
+    if (!failed) timestamp = PyLong_AsLongLong(fields[TIMESTAMP]);
+    if (!failed && !PyErr_Occurred() && partition != (int32_t)partition)
+        PyErr_SetString(PyExc_OverflowError, "the partition is too large");
+    failed = failed || PyErr_Occurred() || headers_of(fields[HEADERS], &headers);
+    if (!failed) {
+        err = rdk.producev(
+            self->client, V_RKT, self->topic, V_PARTITION, (int32_t)partition, V_VALUE, value, (size_t)value_size, V_KEY,
+            key, (size_t)key_size, V_TIMESTAMP, (int64_t)timestamp, V_MSGFLAGS, COPY_VALUE, V_OPAQUE, report, V_HEADERS,
+            headers, V_END);
+        if (err && headers) rdk.headers_destroy(headers); /* else they belong to the record */
+    }
+    for (int at = 0; at < 6; at++) Py_XDECREF(fields[at]);
+    return err;
+}
+
+/* The code and the text of the error of a record that was not taken. */
+static PyObject *refusal(Producer *self, Py_ssize_t index, int err) {
+    char text[512];
+    if (PyErr_Occurred()) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyObject *found = Py_BuildValue("(niNO)", index, err, value ? PyObject_Str(value) : PyUnicode_FromString(""), Py_False);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return found;
+    }
+    if (err == ERR_FATAL) {
+        err = rdk.fatal_error(self->client, text, sizeof text);
+        return Py_BuildValue("(nisO)", index, err, text, Py_True);
+    }
+    return Py_BuildValue("(nisO)", index, err, rdk.err2str(err), Py_False);
+}
+
+static PyObject *produce(Producer *self, PyObject *arguments) {
+    PyObject *request, *records;
+    Py_ssize_t first;
+    if (!self->client) return closed();
+    if (!PyArg_ParseTuple(arguments, "OOn", &request, &records, &first)) return NULL;
+    Py_ssize_t count = PySequence_Size(records);
+    if (count < 0) return NULL;
+    Batch *batch = PyMem_Malloc(sizeof *batch + (size_t)count * sizeof(Report));
+    if (!batch) return PyErr_NoMemory();
+    *batch = (Batch){.before = &self->in_flight, .after = self->in_flight.after, .request = Py_NewRef(request),
+                     .first = first, .all_written = 1};
+    self->in_flight.after->before = batch;
+    self->in_flight.after = batch;
+    int err = 0;
+    while (batch->count < count && !err) {
+        Report *report = &batch->reports[batch->count];
+        report->batch = batch;
+        PyObject *record = PySequence_GetItem(records, batch->count);
+        err = record ? produce_record(self, record, report) : ERR_INVALID_ARGUMENT;
+        Py_XDECREF(record);
+        if (!err) batch->count++;
+    }
+    batch->in_flight = batch->count; /* no report is taken before this call returns */
+    Py_ssize_t taken = batch->count;
+    if (!taken) batch_destroy(batch);
+    if (!err) Py_RETURN_NONE;
+    return refusal(self, first + taken, err);
+}
+
+/* Reports ------------------------------------------------------------------------------------------------------------ */
+
+/* The records of a batch that is written as a whole, as JSON: {"partition":0,"offset":1},... */
+static PyObject *offsets_of(const Batch *batch) {
+    enum { MOST = 56 }; /* {"partition":-2147483648,"offset":9223372036854775807}, */
+    char *text = PyMem_Malloc((size_t)batch->count * MOST), *end = text;
+    if (!text) return PyErr_NoMemory();
+    for (Py_ssize_t at = 0; at < batch->count; at++) {
+        const Report *report = &batch->reports[at];
+        end += PyOS_snprintf(end, MOST, "{\"partition\":%d,\"offset\":%lld},", report->partition, (long long)report->offset);
+    }
+    PyObject *found = PyBytes_FromStringAndSize(text, end - text - 1);
+    PyMem_Free(text);
+    return found;
+}
+
+static PyObject *reports_of(const Batch *batch) {
+    PyObject *list = PyList_New(batch->count);
+    for (Py_ssize_t at = 0; list && at < batch->count; at++) {
+        const Report *report = &batch->reports[at];
+        PyObject *item = Py_BuildValue("(iiiL)", report->err, report->status, report->partition, (long long)report->offset);
+        if (!item || PyList_SetItem(list, at, item)) Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* Appends a value and drops the caller's reference; returns whether a Python error is set. */
+static int append(PyObject *list, PyObject *value) {
+    int failed = !value || PyList_Append(list, value);
+    Py_XDECREF(value);
+    return failed;
+}
+
+static int take_report(PyObject *completed, const rd_kafka_message_t *message) {
+    Report *report = message->opaque;
+    Batch *batch = report->batch;
+    report->offset = message->offset;
+    report->partition = message->partition;
+    report->err = (int16_t)message->err;
+    report->status = (int8_t)rdk.message_status(message);
+    batch->all_written &= !message->err && message->offset >= 0;
+    if (--batch->in_flight) return 0;
+    PyObject *found = batch->all_written ? offsets_of(batch) : reports_of(batch);
+    int failed = !found || append(completed, Py_BuildValue("(OnN)", batch->request, batch->first, found));
+    batch_destroy(batch);
+    return failed;
+}
+
+static PyObject *event_of(Producer *self, rd_kafka_event_t *event) {
+    int type = rdk.event_type(event);
+    if (type == EVENT_ERROR) {
+        char text[512];
+        int err = rdk.event_error(event);
+        if (err != ERR_FATAL) return Py_BuildValue("(iNO)", err, PyUnicode_FromString(rdk.event_error_string(event)), Py_False);
+        err = rdk.fatal_error(self->client, text, sizeof text);
+        return Py_BuildValue("(isO)", err, text, Py_True);
+    }
+    const char *facility, *line;
+    int level;
+    if (type == EVENT_LOG && !rdk.event_log(event, &facility, &line, &level))
+        return Py_BuildValue("(iN)", level, PyUnicode_FromFormat("%s [%s] %s", facility, rdk.name(self->client), line));
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *drain(Producer *self, PyObject *arguments) {
+    Py_ssize_t most, taken = 0;
+    if (!self->client) return closed();
+    if (!PyArg_ParseTuple(arguments, "n", &most)) return NULL;
+    PyObject *completed = PyList_New(0), *events = PyList_New(0);
+    int failed = !completed || !events, more = 1;
+    while (!failed && more && taken < most) {
+        if (!self->event) self->event = rdk.queue_poll(self->queue, 0);
+        if (!self->event) {
+            more = 0;
+        } else if (rdk.event_type(self->event) == EVENT_DR) {
+            const rd_kafka_message_t *message = NULL;
+            while (!failed && taken < most && (message = rdk.event_message_next(self->event))) {
+                failed = take_report(completed, message);
+                taken++;
+            }
+            if (message) continue; /* the limit: the rest of this event is for the next call */
+        } else {
+            failed = append(events, event_of(self, self->event));
+            taken++;
+        }
+        if (more) {
+            rdk.event_destroy(self->event);
+            self->event = NULL;
+        }
+    }
+    if (!failed) return Py_BuildValue("(NNO)", completed, events, more ? Py_True : Py_False);
+    Py_XDECREF(completed);
+    Py_XDECREF(events);
+    return NULL;
+}
+
+/* Life --------------------------------------------------------------------------------------------------------------- */
+
+static rd_kafka_conf_t *conf_of(PyObject *properties) {
+    char text[512];
+    rd_kafka_conf_t *conf = rdk.conf_new();
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(properties, &at, &name, &value)) {
+        const char *key = PyUnicode_AsUTF8AndSize(name, NULL);
+        const char *wanted = key ? PyUnicode_AsUTF8AndSize(value, NULL) : NULL;
+        if (!wanted || rdk.conf_set(conf, key, wanted, text, sizeof text)) {
+            if (wanted) PyErr_SetString(PyExc_ValueError, text);
+            rdk.conf_destroy(conf);
+            return NULL;
+        }
+    }
+    rdk.conf_set_events(conf, EVENT_DR | EVENT_ERROR | EVENT_LOG);
+    rdk.conf_enable_sasl_queue(conf, 1); /* so a thread of librdkafka asks for tokens, and not the one that drains */
+    return conf;
+}
+
+static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords) {
+    PyObject *properties;
+    int descriptor;
+    char text[512];
+    if (self->client || !rdk.version) {
+        PyErr_SetString(PyExc_ValueError, self->client ? "made already" : "open_library comes first");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(arguments, "O!i", &PyDict_Type, &properties, &descriptor)) return -1;
+    for (int at = 0; at < 6; at++)
+        if (!names[at] && !(names[at] = PyUnicode_InternFromString(field_names[at]))) return -1;
+    rd_kafka_conf_t *conf = conf_of(properties);
+    if (!conf) return -1;
+    self->client = rdk.new(PRODUCER, conf, text, sizeof text);
+    if (!self->client) {
+        rdk.conf_destroy(conf);
+        PyErr_SetString(PyExc_ValueError, text);
+        return -1;
+    }
+    self->in_flight.before = self->in_flight.after = &self->in_flight;
+    rdk.set_log_queue(self->client, NULL); /* the main queue */
+    self->queue = rdk.queue_get_main(self->client);
+    static const uint64_t one = 1; /* what an eventfd adds */
+    rdk.queue_io_event_enable(self->queue, descriptor, &one, sizeof one);
+    return 0;
+}
+
+/* Ends the client; records without a report are lost. Releases the lock while threads of librdkafka end. */
+static PyObject *producer_close(Producer *self, PyObject *ignored) {
+    rd_kafka_t *client = self->client;
+    if (!client) Py_RETURN_NONE;
+    self->client = NULL;
+    rdk.queue_io_event_enable(self->queue, -1, NULL, 0);
+    if (self->event) rdk.event_destroy(self->event);
+    rdk.queue_destroy(self->queue);
+    if (self->topic) rdk.topic_destroy(self->topic);
+    Py_BEGIN_ALLOW_THREADS;
+    rdk.destroy(client);
+    Py_END_ALLOW_THREADS;
+    while (self->in_flight.after != &self->in_flight) batch_destroy(self->in_flight.after);
+    Py_RETURN_NONE;
+}
+
+static void producer_dealloc(Producer *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(producer_close(self, NULL));
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *purge(Producer *self, PyObject *arguments) {
+    int in_flight = 1;
+    if (!self->client) return closed();
+    if (!PyArg_ParseTuple(arguments, "|p", &in_flight)) return NULL;
+    rdk.purge(self->client, PURGE_QUEUE | (in_flight ? PURGE_IN_FLIGHT : 0));
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_sasl_credentials(Producer *self, PyObject *arguments) {
+    const char *user, *password;
+    if (!self->client) return closed();
+    if (!PyArg_ParseTuple(arguments, "ss", &user, &password)) return NULL;
+    rd_kafka_error_t *error = rdk.sasl_set_credentials(self->client, user, password);
+    if (error) rdk.error_destroy(error);
+    Py_RETURN_NONE;
+}
+
+static Py_ssize_t length(Producer *self) { return self->client ? rdk.outq_len(self->client) : 0; }
+
+static PyMethodDef methods[] = {
+    {"produce", (PyCFunction)produce, METH_VARARGS,
+     "produce(request, records, first): take records; return None, or (index, code, text, is_fatal) of the first one "
+     "that was not taken. Those after it were not looked at."},
+    {"drain", (PyCFunction)drain, METH_VARARGS,
+     "drain(most): return ([(request, first, found)], events, whether more are due). `found` is the JSON of the offsets "
+     "if all of these records are written, else a list of (code, status, partition, offset). An event is (code, text, "
+     "is_fatal) of an error or (level, line) of the log."},
+    {"purge", (PyCFunction)purge, METH_VARARGS, "purge(in_flight=True): have each waiting record reported as not written."},
+    {"set_sasl_credentials", (PyCFunction)set_sasl_credentials, METH_VARARGS, "set_sasl_credentials(user, password)"},
+    {"close", (PyCFunction)producer_close, METH_NOARGS, "End the client. Blocks until its threads have ended."},
+    {0},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Producer(properties, descriptor): reports are due when the eventfd `descriptor` is readable."},
+    {Py_tp_init, producer_init},
+    {Py_tp_dealloc, producer_dealloc},
+    {Py_tp_methods, methods},
+    {Py_sq_length, length},
+    {0},
+};
+
+PyType_Spec producer_spec = {"headrace.kafka._columns.Producer", sizeof(Producer), 0, Py_TPFLAGS_DEFAULT, slots};

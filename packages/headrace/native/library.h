@@ -55,6 +55,7 @@ enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                         
     X(int, set_log_queue, (rd_kafka_t *, rd_kafka_queue_t *))                                                           \
     X(int, fatal_error, (rd_kafka_t *, char *, size_t))                                                                 \
     X(int, outq_len, (rd_kafka_t *))                                                                                    \
+    X(int, flush, (rd_kafka_t *, int))                                                                                  \
     X(int, purge, (rd_kafka_t *, int))                                                                                  \
     X(rd_kafka_error_t *, sasl_set_credentials, (rd_kafka_t *, const char *, const char *))                             \
     X(void, error_destroy, (rd_kafka_error_t *))                                                                        \

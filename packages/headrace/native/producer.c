@@ -5,6 +5,12 @@
 
 #include "library.h"
 
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 typedef struct Batch Batch;
 
 typedef struct {
@@ -27,11 +33,17 @@ struct Batch {
 
 typedef struct {
     PyObject_HEAD
-    rd_kafka_t *client; /* NULL when closed */
+    rd_kafka_t *handle; /* for the thread */
+    rd_kafka_t *client; /* the same; NULL when closed */
     rd_kafka_queue_t *queue;
     rd_kafka_event_t *event; /* delivery reports of which some are not yet taken */
     rd_kafka_topic_t *topic; /* that of the last record */
     Batch in_flight;         /* the head of a ring */
+    int descriptor;          /* of the eventfd; it lives as long as the object, because a loop may watch it */
+    pthread_t hurry;         /* the thread that has records sent before `linger.ms` is over */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    enum { IDLE, WANTED, ENDING } hurry_state; /* below `lock` */
 } Producer;
 
 static PyObject *closed(void) {
@@ -44,6 +56,34 @@ static void batch_destroy(Batch *batch) {
     batch->after->before = batch->before;
     Py_DECREF(batch->request);
     PyMem_Free(batch);
+}
+
+/* While `flush` waits, librdkafka lets no record linger. It blocks, so a thread calls it, which never needs the
+   interpreter's lock. */
+enum { FLUSH_MS = 20 };
+
+static void *hurry(void *argument) {
+    Producer *self = argument;
+    pthread_mutex_lock(&self->lock);
+    while (self->hurry_state != ENDING) {
+        if (self->hurry_state == IDLE) {
+            pthread_cond_wait(&self->changed, &self->lock);
+            continue;
+        }
+        self->hurry_state = IDLE;
+        pthread_mutex_unlock(&self->lock);
+        rdk.flush(self->handle, FLUSH_MS);
+        pthread_mutex_lock(&self->lock);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return NULL;
+}
+
+static void tell_hurry(Producer *self, int state) {
+    pthread_mutex_lock(&self->lock);
+    self->hurry_state = state;
+    pthread_cond_signal(&self->changed);
+    pthread_mutex_unlock(&self->lock);
 }
 
 /* Writing ------------------------------------------------------------------------------------------------------------ */
@@ -149,8 +189,9 @@ static PyObject *refusal(Producer *self, Py_ssize_t index, int err) {
 static PyObject *produce(Producer *self, PyObject *arguments) {
     PyObject *request, *records;
     Py_ssize_t first;
+    int at_once;
     if (!self->client) return closed();
-    if (!PyArg_ParseTuple(arguments, "OOn", &request, &records, &first)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OOnp", &request, &records, &first, &at_once)) return NULL;
     Py_ssize_t count = PySequence_Size(records);
     if (count < 0) return NULL;
     Batch *batch = PyMem_Malloc(sizeof *batch + (size_t)count * sizeof(Report));
@@ -171,6 +212,7 @@ static PyObject *produce(Producer *self, PyObject *arguments) {
     batch->in_flight = batch->count; /* no report is taken before this call returns */
     Py_ssize_t taken = batch->count;
     if (!taken) batch_destroy(batch);
+    if (taken && at_once) tell_hurry(self, WANTED);
     if (!err) Py_RETURN_NONE;
     return refusal(self, first + taken, err);
 }
@@ -218,7 +260,7 @@ static int take_report(PyObject *completed, const rd_kafka_message_t *message) {
     batch->all_written &= !message->err && message->offset >= 0;
     if (--batch->in_flight) return 0;
     PyObject *found = batch->all_written ? offsets_of(batch) : reports_of(batch);
-    int failed = !found || append(completed, Py_BuildValue("(OnN)", batch->request, batch->first, found));
+    int failed = !found || append(completed, Py_BuildValue("(OnnN)", batch->request, batch->first, batch->count, found));
     batch_destroy(batch);
     return failed;
 }
@@ -243,6 +285,9 @@ static PyObject *drain(Producer *self, PyObject *arguments) {
     Py_ssize_t most, taken = 0;
     if (!self->client) return closed();
     if (!PyArg_ParseTuple(arguments, "n", &most)) return NULL;
+    /* First, so that what comes from now on makes the descriptor readable again. */
+    uint64_t news;
+    (void)!read(self->descriptor, &news, sizeof news);
     PyObject *completed = PyList_New(0), *events = PyList_New(0);
     int failed = !completed || !events, more = 1;
     while (!failed && more && taken < most) {
@@ -292,52 +337,80 @@ static rd_kafka_conf_t *conf_of(PyObject *properties) {
     return conf;
 }
 
-static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords) {
-    PyObject *properties;
-    int descriptor;
-    char text[512];
-    if (self->client || !rdk.version) {
-        PyErr_SetString(PyExc_ValueError, self->client ? "made already" : "open_library comes first");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(arguments, "O!i", &PyDict_Type, &properties, &descriptor)) return -1;
-    for (int at = 0; at < 6; at++)
-        if (!names[at] && !(names[at] = PyUnicode_InternFromString(field_names[at]))) return -1;
-    rd_kafka_conf_t *conf = conf_of(properties);
-    if (!conf) return -1;
-    self->client = rdk.new(PRODUCER, conf, text, sizeof text);
-    if (!self->client) {
-        rdk.conf_destroy(conf);
-        PyErr_SetString(PyExc_ValueError, text);
-        return -1;
-    }
-    self->in_flight.before = self->in_flight.after = &self->in_flight;
-    rdk.set_log_queue(self->client, NULL); /* the main queue */
-    self->queue = rdk.queue_get_main(self->client);
-    static const uint64_t one = 1; /* what an eventfd adds */
-    rdk.queue_io_event_enable(self->queue, descriptor, &one, sizeof one);
-    return 0;
-}
-
 /* Ends the client; records without a report are lost. Releases the lock while threads of librdkafka end. */
 static PyObject *producer_close(Producer *self, PyObject *ignored) {
-    rd_kafka_t *client = self->client;
-    if (!client) Py_RETURN_NONE;
+    if (!self->client) Py_RETURN_NONE;
     self->client = NULL;
-    rdk.queue_io_event_enable(self->queue, -1, NULL, 0);
     if (self->event) rdk.event_destroy(self->event);
+    rdk.queue_io_event_enable(self->queue, -1, NULL, 0);
     rdk.queue_destroy(self->queue);
     if (self->topic) rdk.topic_destroy(self->topic);
+    tell_hurry(self, ENDING);
     Py_BEGIN_ALLOW_THREADS;
-    rdk.destroy(client);
+    pthread_join(self->hurry, NULL);
+    rdk.destroy(self->handle);
     Py_END_ALLOW_THREADS;
     while (self->in_flight.after != &self->in_flight) batch_destroy(self->in_flight.after);
     Py_RETURN_NONE;
 }
 
+/* Starts the thread; it gets no signals, which are Python's. Returns whether that failed. */
+static int start_hurry(Producer *self) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&self->hurry, NULL, hurry, self);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        errno = failed;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return failed;
+}
+
+static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords) {
+    PyObject *properties;
+    char text[512];
+    if (self->descriptor || !rdk.version) {
+        PyErr_SetString(PyExc_ValueError, self->descriptor ? "made already" : "open_library comes first");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(arguments, "O!", &PyDict_Type, &properties)) return -1;
+    for (int at = 0; at < 6; at++)
+        if (!names[at] && !(names[at] = PyUnicode_InternFromString(field_names[at]))) return -1;
+    self->descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (self->descriptor < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    rd_kafka_conf_t *conf = conf_of(properties);
+    if (!conf) return -1;
+    rd_kafka_t *client = rdk.new(PRODUCER, conf, text, sizeof text);
+    if (!client) {
+        rdk.conf_destroy(conf);
+        PyErr_SetString(PyExc_ValueError, text);
+        return -1;
+    }
+    self->handle = client;
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->changed, NULL);
+    if (start_hurry(self)) {
+        rdk.destroy(client);
+        return -1;
+    }
+    self->client = client;
+    self->in_flight.before = self->in_flight.after = &self->in_flight;
+    rdk.set_log_queue(client, NULL); /* the main queue */
+    self->queue = rdk.queue_get_main(client);
+    static const uint64_t one = 1; /* what an eventfd adds */
+    rdk.queue_io_event_enable(self->queue, self->descriptor, &one, sizeof one);
+    return 0;
+}
+
 static void producer_dealloc(Producer *self) {
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(producer_close(self, NULL));
+    if (self->descriptor > 0) close(self->descriptor);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -359,16 +432,19 @@ static PyObject *set_sasl_credentials(Producer *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *descriptor_of(Producer *self, PyObject *ignored) { return PyLong_FromLong(self->descriptor); }
+
 static Py_ssize_t length(Producer *self) { return self->client ? rdk.outq_len(self->client) : 0; }
 
 static PyMethodDef methods[] = {
     {"produce", (PyCFunction)produce, METH_VARARGS,
-     "produce(request, records, first): take records; return None, or (index, code, text, is_fatal) of the first one "
-     "that was not taken. Those after it were not looked at."},
+     "produce(request, records, first, at_once): take records; return None, or (index, code, text, is_fatal) of the first "
+     "one that was not taken. Those after it were not looked at. With `at_once` they are sent before linger.ms is over."},
     {"drain", (PyCFunction)drain, METH_VARARGS,
-     "drain(most): return ([(request, first, found)], events, whether more are due). `found` is the JSON of the offsets "
-     "if all of these records are written, else a list of (code, status, partition, offset). An event is (code, text, "
-     "is_fatal) of an error or (level, line) of the log."},
+     "drain(most): return ([(request, first, count, found)], events, whether more are due). `found` is the JSON of the "
+     "offsets if these records are all written, else a list of (code, status, partition, offset). An event is (code, "
+     "text, is_fatal) of an error, (level, line) of the log, or None."},
+    {"fileno", (PyCFunction)descriptor_of, METH_NOARGS, "Return the descriptor that is readable when reports are due."},
     {"purge", (PyCFunction)purge, METH_VARARGS, "purge(in_flight=True): have each waiting record reported as not written."},
     {"set_sasl_credentials", (PyCFunction)set_sasl_credentials, METH_VARARGS, "set_sasl_credentials(user, password)"},
     {"close", (PyCFunction)producer_close, METH_NOARGS, "End the client. Blocks until its threads have ended."},
@@ -376,7 +452,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Producer(properties, descriptor): reports are due when the eventfd `descriptor` is readable."},
+    {Py_tp_doc, "Producer(properties): properties are a dict of texts, by the names of librdkafka."},
     {Py_tp_init, producer_init},
     {Py_tp_dealloc, producer_dealloc},
     {Py_tp_methods, methods},

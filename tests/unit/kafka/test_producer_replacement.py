@@ -58,7 +58,7 @@ async def producing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Prod
     Client.made = []
     monkeypatch.setattr(library, "Producer", Client)
     security = KafkaSecurity.model_validate({"sasl": {"mechanism": "PLAIN", "username": "a", "password": "p"}})
-    producer = Producer(KafkaConfig(security=security), ProducerConfig())
+    producer = Producer(KafkaConfig(security=security, native="off"), ProducerConfig())
     await producer.start()
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -83,7 +83,9 @@ async def test_the_new_client_gets_nothing_before_the_old_one_is_empty(monkeypat
     async with producing(monkeypatch) as (producer, security):
         producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
         change_user(security)
-        await until(lambda: len(Client.made) > 1 and producer._client._replacement.waiting is not None)
+        await until(
+            lambda: len(Client.made) > 1 and producer._client and producer._client._replacement.waiting is not None
+        )
         for value in (b"2", b"3"):
             producer.send([OutgoingRecord("t", None, value, [], 0, 0)], responses.append)
         old, new = Client.made

@@ -60,13 +60,13 @@ class Client:
 
     poll = flush
 
-    def purge(self) -> None:
+    def purge(self, *, in_flight: bool) -> None:
         pass
 
 
 async def written(requests: Sequence[Sequence[bytes]], in_order: bool) -> list[list[Any]]:
     """Return the results of requests that are written at the same time."""
-    producer = Producer(KafkaConfig(), ProducerConfig())
+    producer = Producer(KafkaConfig(native="off"), ProducerConfig())
     await producer.start()
     records = [[OutgoingRecord("t", b"k", value) for value in values] for values in requests]
     results = await asyncio.gather(*(producer.produce(each, in_order=in_order) for each in records))

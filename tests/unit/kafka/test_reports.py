@@ -14,24 +14,28 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaTimeout, RecordRefused
 from headrace.kafka import Admin
+from headrace.kafka.polled_client import PolledClient
 from headrace.kafka.producer import Producer
-from headrace.kafka.producer_client import Claim, ProducerClient, Request
+from headrace.kafka.producer_client import ProducerClient
+from headrace.kafka.write_request import Claim, WriteRequest
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
-from headrace.runtime import Deadline, SystemClock
+from headrace.runtime import Deadline, LoopBridge, SystemClock
 
 
 @pytest.mark.parametrize(
     ("offset", "acks", "result"),
     [(7, "all", Produced(2, 7)), (7, "0", Produced(2, 7)), (-1001, "0", Produced(2, NO_OFFSET)), (-1001, "all", None)],
 )
-def test_a_record_is_where_the_report_says(offset: int, acks: str, result: Produced | None) -> None:
+async def test_a_record_is_where_the_report_says(offset: int, acks: str, result: Produced | None) -> None:
     """With `acks: 0` there is no offset. Otherwise the leader knows a repeated record, but not where it is."""
-    posted: list[Request] = []
+    posted: list[WriteRequest] = []
     settings = ProducerConfig(properties={} if acks == "all" else {"enable.idempotence": False, "acks": "0"})
-    client = ProducerClient("p", Admin(KafkaConfig()), settings)
+    kafka = KafkaConfig(native="off")
+    client = ProducerClient("p", Admin(kafka), settings, LoopBridge(asyncio.get_running_loop(), posted.extend))
+    assert isinstance(client._client, PolledClient)
     records = [OutgoingRecord("t", None, b"", [], 0, 0)]
-    request = Request(records, Claim(("t", 0), 0), posted.append, lambda results: None, client.result)
-    request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
+    request = WriteRequest(records, Claim(("t", 0), 0), posted.append, lambda results: None)
+    client._client._reported(request, 0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
     found = request.results[0]
     assert found == result if result else isinstance(found, KafkaTimeout) and "to partition 2" in found.description

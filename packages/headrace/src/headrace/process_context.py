@@ -193,6 +193,6 @@ def _audit(
     if settings.to == "topic":
         lasting = config.producer.lasting.model_copy(update={"max_pending_bytes": settings.max_pending_bytes})
         lasting = lasting.with_properties({"linger.ms": _AUDIT_LINGER_MS, **lasting.properties})
-        producer = Producer(config.kafka, lasting, "audit_producer", admin, patient=True, partition_share=1.0)
+        producer = Producer(config.kafka, lasting, "audit_producer", admin, partition_share=1.0)
         target = AuditTopic(settings.topic, functools.partial(producer.produce, sliced=True))
     return Audit(settings, target, metrics, clock), producer

@@ -258,6 +258,37 @@ class Produced(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+_decode_produced = msgspec.json.Decoder(list[Produced]).decode
+
+
+class WrittenRecords(Sequence[Produced]):
+    """Where the records of a request were written, if all of them were; objects are made where someone looks."""
+
+    def __init__(self, count: int, entries: bytes) -> None:
+        """Take the JSON of each `Produced`, joined by commas, as a response needs it."""
+        self.entries = entries
+        self._count = count
+        self._made: list[Produced] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Produced: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Produced]: ...
+    def __getitem__(self, index: int | slice) -> Produced | list[Produced]:
+        if self._made is None:
+            self._made = _decode_produced(b"[%b]" % self.entries)
+        return self._made[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == other[:]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+
 class OwningProcess(msgspec.Struct, frozen=True):
     """The process that has what no other process has, as an instance of an active consumer."""
 

@@ -202,7 +202,7 @@ class KafkaConfig(Section):
     """Properties of every client, by their librdkafka names; only some are accepted. Those of TLS and login, also by
     the names of Java's clients, are translated into `security`."""
     native: Literal["auto", "off"] = "auto"
-    """Whether records pass through the compiled module, where it is installed; `off` uses Kafka's Python client alone."""
+    """Whether records pass through the compiled module, if it is installed; `off` uses Kafka's Python client alone."""
     create_topics: bool = True
     """Whether missing internal topics (dead letter topics, result topics) are created."""
     request_timeout_seconds: PositiveSeconds = 10.0

@@ -1,7 +1,7 @@
-"""One idempotent producer with its delivery thread.
+"""One idempotent producer.
 
-Requests go in on the loop, many records each; delivery reports run on the thread and fill the request's results; a
-finished request crosses back to the loop, many requests per wake-up. There is one future per request, none per record.
+Requests go in on the loop, many records each. Delivery reports fill a request's results, and a request whose results
+are all known ends on the loop. There is one call per request, none per record.
 """
 
 from __future__ import annotations
@@ -15,28 +15,15 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.admin import Admin
 from headrace.kafka.client import library
-from headrace.kafka.producer_client import (
-    SEVERAL,
-    Callbacks,
-    Claim,
-    Done,
-    ProducerClient,
-    ProduceResult,
-    Request,
-    Results,
-    TopicPartitionKey,
-)
-from headrace.records import OutgoingRecord, Produced
-from headrace.runtime import Deadline, LoopBridge, Readiness, Service, next_slice
+from headrace.kafka.producer_client import ProducerClient
+from headrace.kafka.write_request import SEVERAL, Claim, Done, ProduceResult, Results, TopicPartitionKey, WriteRequest
+from headrace.records import OutgoingRecord, Produced, WrittenRecords
+from headrace.runtime import Deadline, LoopBridge, Readiness, Service, clock, next_slice
 
 _RECORD_OVERHEAD_BYTES = 64
-_CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
-"""More of them fill batches, so the client need not send at once."""
-_MANY_REQUESTS, _MANY_RECORDS = 32, 1000
-"""More of them wait for each other rather than for Kafka, so a millisecond more does not count."""
-_PATIENT_RECORDS = 100
-"""More of them in a request count as many if no client waits for their results."""
-_SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
+_FEW_REQUESTS, _FEW_RECORDS, _CROWD_SECONDS = 4, 500, 0.05
+"""More of them fill batches, so for a moment none needs to be sent at once."""
+_SLICE_RECORDS = 250
 
 
 class ByteBudget:
@@ -120,34 +107,31 @@ class Producer(Service):
         admin: Admin | None = None,
         *,
         refuses: bool = False,
-        patient: bool = False,
         partition_share: float = 0.25,
     ) -> None:
         """Prepare; one that `refuses` takes nothing while no broker answers.
 
-        For the results of one that is `patient`, no client waits. One partition may use `partition_share` of the free
-        part of `max_pending_bytes`.
+        One partition may use `partition_share` of the free part of `max_pending_bytes`.
         """
         super().__init__(name)
         # Settings
         self._admin = admin or Admin(kafka)
         self._refuses = refuses
-        self._is_patient = patient
         self._settings = settings
         # Clients
-        self._client = ProducerClient(name, self._admin, settings)
+        self._client: ProducerClient | None = None
+        """None until the start."""
         self._alone: ProducerClient | None = None
         """Writes one record per batch; created when a batch is refused for the first time."""
-        self._bridge: LoopBridge[Request] | None = None
+        self._bridge: LoopBridge[WriteRequest] | None = None
         # Requests in flight
         self._budget = ByteBudget(settings.max_pending_bytes, partition_share)
         self._open_requests = 0
+        self._crowded_at = -1.0
         self._idle = asyncio.Event()
-        self._callbacks: list[Callbacks] = []
-        """Those of completed requests, for reuse."""
 
     def readiness(self) -> Readiness:
-        return Readiness(True, self._client.problem)
+        return Readiness(True, self._client.problem if self._client else "")
 
     @property
     def pending_bytes(self) -> int:
@@ -156,7 +140,7 @@ class Producer(Service):
 
     async def start(self) -> None:
         self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
-        self._client.start(self.die, self._bridge.collect)
+        self._client = self._open_client(self.name, self._settings)
         self.publish("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
 
     async def produce(
@@ -180,12 +164,20 @@ class Producer(Service):
         self.send(records, done, in_order=in_order, sliced=sliced)
         return await response
 
-    async def _hand_over_slices(self, request: Request, records: Sequence[OutgoingRecord]) -> None:
+    def _open_client(self, name: str, settings: ProducerConfig) -> ProducerClient:
+        assert self._bridge
+        client = ProducerClient(name, self._admin, settings, self._bridge)
+        client.start(self.die)
+        return client
+
+    async def _take_slices(
+        self, client: ProducerClient, request: WriteRequest, records: Sequence[OutgoingRecord]
+    ) -> None:
         index = 0
         try:
             for index in range(0, len(records), _SLICE_RECORDS):
                 await next_slice(started=True)
-                self._hand_over(self._client, request, records[index : index + _SLICE_RECORDS], index)
+                client.take(request, records[index : index + _SLICE_RECORDS], index)
         except asyncio.CancelledError:
             for rest in range(index, len(records)):
                 request.refuse(rest, errors.KafkaUnavailable("the request was cancelled before this record was sent"))
@@ -217,43 +209,39 @@ class Producer(Service):
         if not records:
             asyncio.get_running_loop().call_soon(done, [])  # in a separate context, as always
             return
+        client = self._client
+        assert client, "the producer has not started"
         request = self._take(records, done, partitions, size_bytes)
         request.in_order = in_order
         if sliced:
-            self.spawn(self._hand_over_slices(request, records), "slices")
+            self.spawn(self._take_slices(client, request, records), "slices")
         else:
-            self._hand_over(self._client, request, records)
+            client.take(request, records, at_once=not self._is_crowded(len(records)))
 
-    def _take(self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None) -> Request:
+    def _is_crowded(self, records: int) -> bool:
+        """Return whether requests fill batches with each other, now or a moment ago."""
+        now = clock.monotonic()
+        if self._open_requests > _FEW_REQUESTS or records > _FEW_RECORDS:
+            self._crowded_at = now
+        return now - self._crowded_at < _CROWD_SECONDS
+
+    def _take(
+        self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None
+    ) -> WriteRequest:
         """Count records that the client gets next, and return their request."""
         if self._refuses:
             self._admin.reachability.check(self._settings.unreachable_seconds)
         if size_bytes is None:
             size_bytes = sum([r.size_bytes if r.headers else len(r.key or b"") + len(r.value or b"") for r in records])
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
-        claim = self._budget.take(key_of_request(records, partitions), size)
-        return self._open(self._client, records, claim, done)
+        return self._open(records, self._budget.take(key_of_request(records, partitions), size), done)
 
-    def _open(self, client: ProducerClient, records: Sequence[OutgoingRecord], claim: Claim, done: Done) -> Request:
-        """Return a request to a client, whose bytes are counted already."""
-        assert self._bridge is not None
-        request = Request(records, claim, self._bridge.post, done, client.result)
-        if len(records) > 1:
-            request.callbacks = self._callbacks.pop() if self._callbacks else Callbacks()
-            request.callbacks.request = request
+    def _open(self, records: Sequence[OutgoingRecord], claim: Claim, done: Done) -> WriteRequest:
+        """Return a request whose bytes are counted already."""
+        assert self._bridge
         self._idle.clear()
         self._open_requests += 1
-        return request
-
-    def _hand_over(
-        self, client: ProducerClient, request: Request, records: Sequence[OutgoingRecord], first: int = 0
-    ) -> None:
-        waiting = self._open_requests
-        crowded = waiting > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS
-        many = waiting > _MANY_REQUESTS or (waiting > _CROWD_REQUESTS and waiting * len(records) > _MANY_RECORDS)
-        if self._is_patient and len(request.records) > _PATIENT_RECORDS:
-            crowded = many = True
-        client.take(request, records, first, crowded=crowded, many=many)
+        return WriteRequest(records, claim, self._bridge.post, done)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""
@@ -264,34 +252,30 @@ class Producer(Service):
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        await self._client.stop()
-        if self._alone:
-            await self._alone.stop()
+        for client in filter(None, (self._client, self._alone)):
+            await client.stop()
         await super().stop()
 
-    def _finish(self, requests: list[Request]) -> None:
+    def _finish(self, requests: list[WriteRequest]) -> None:
         for request in requests:
             done, request.done = request.done, None
             if done:
                 self._open_requests -= 1
-                callbacks = request.callbacks
-                if callbacks and len(self._callbacks) < _KEPT_CALLBACKS and len(request.records) <= _MOST_KEPT_RECORDS:
-                    self._callbacks.append(callbacks)
                 if request.is_suspected and not request.is_alone:
                     self._write_alone(request, done)
                 else:
                     self._budget.release(request.claim)
                     done(request.results)
-                request.records = ()  # its callbacks know it until the next request
-        if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
-            writer = self._alone if requests[-1].is_alone else self._client
-            assert writer is not None
+        last = requests[-1]
+        writer = self._alone if last.is_alone else self._client
+        assert writer
+        if (type(last.results) is WrittenRecords or type(last.results[0]) is Produced) and self._settings.acks != 0:
             writer.written()
             self._admin.reachability.answered()
         if not self._open_requests:
             self._idle.set()
 
-    def _write_alone(self, request: Request, done: Done) -> None:
+    def _write_alone(self, request: WriteRequest, done: Done) -> None:
         """Write the records again whose batch was refused, each in a batch of one record."""
         results, suspects = request.results, request.suspects()
 
@@ -308,17 +292,14 @@ class Producer(Service):
             take([errors.KafkaUnavailable(text)] * len(suspects))
             return
         records = [request.records[index] for index in suspects]
-        alone = self._open(client, records, request.claim, take)
+        alone = self._open(records, request.claim, take)
         alone.is_alone = True
-        self._hand_over(client, alone, records)
+        client.take(alone, records)
 
     def _client_for_alone(self) -> ProducerClient:
-        if not self._client.is_running:
+        if not (self._client and self._client.is_running):
             raise errors.KafkaUnavailable("the process is stopping")
         if self._alone is None:
             settings = self._settings.with_properties({"batch.size": 1})
-            client = ProducerClient(f"{self.name}_alone", self._admin, settings)
-            assert self._bridge is not None
-            client.start(self.die, self._bridge.collect)
-            self._alone = client
+            self._alone = self._open_client(f"{self.name}_alone", settings)
         return self._alone

@@ -85,15 +85,22 @@ _CERTAINLY_NOT_WRITTEN = _codes(
 )
 
 
-def report_error(error: library.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG) -> errors.HeadraceError:
+def report_error(
+    error: library.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG, *, perhaps_written: bool = True
+) -> errors.HeadraceError:
     """Return our error for a delivery report.
 
     The client names only the error of the last attempt: an earlier attempt may have been written and its response lost.
     So an error that an earlier attempt may not have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
-    Librdkafka knows whether a record is "possibly persisted", but its Python binding does not show it.
+
+    Args:
+        perhaps_written: False if librdkafka says that no attempt can have been written. Its Python binding does not.
     """
     found = write_error(error, kafka, topic)
-    if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
+    if not perhaps_written and isinstance(found, errors.KafkaTimeout):
+        return errors.KafkaUnavailable(f"{found.cause}. {errors.KafkaUnavailable.__doc__}", **found.parameters)
+    known = not perhaps_written or error.code() in _CERTAINLY_NOT_WRITTEN
+    if known or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
         return found
     return errors.KafkaTimeout(f"{found.description} An earlier attempt may have been written.", **found.parameters)
 
@@ -115,14 +122,14 @@ def refused_records(
     return None
 
 
-def repeat_error(record: library.Message) -> errors.HeadraceError:
+def repeat_error(topic: str, partition: int) -> errors.HeadraceError:
     """Return the error for a record that is written at an unknown offset.
 
     This happens to a repeat that the leader recognises, if the first attempt is not among the producer's last batches.
     Source: KIP-98, DUPLICATE_SEQUENCE_NUMBER, which the client reports as a success without an offset.
     """
     return errors.KafkaTimeout(
-        f"produce to {record.topic()}: written to partition {record.partition()}, at an unknown offset, "
+        f"produce to {topic}: written to partition {partition}, at an unknown offset, "
         "because the first acknowledgement was lost: do not send it again"
     )
 

@@ -25,7 +25,6 @@ from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
-from headrace.kafka.producer_client import ProduceResult
 from headrace.kafka.reader import read_records
 from headrace.kafka.transactions.transaction_job import GroupOffsets, LastRecord, TransactionJob
 from headrace.kafka.transactions.transactional_client import (
@@ -35,6 +34,7 @@ from headrace.kafka.transactions.transactional_client import (
     flush,
     transactional_properties,
 )
+from headrace.kafka.write_request import ProduceResult
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking, chance, clock
 

@@ -12,8 +12,8 @@ from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import repeat_error, to_error, write_error
 from headrace.kafka.commits import to_client
-from headrace.kafka.producer_client import ProduceResult
 from headrace.kafka.transactions.transactional_client import TransactionalClient, flush
+from headrace.kafka.write_request import ProduceResult
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
 from headrace.runtime import blocking
 
@@ -158,8 +158,9 @@ class TransactionJob:
 
     def _reported(self, index: int, error: library.KafkaError | None, record: Any) -> None:
         if error is None:
-            offset = record.offset()
-            self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
+            offset, partition = record.offset(), record.partition()
+            unknown = offset is None
+            self.results[index] = repeat_error(record.topic(), partition) if unknown else Produced(partition, offset)
             return
         self._partitions[index] = str(record.topic()), record.partition()
         if error.code() not in _INNOCENT:

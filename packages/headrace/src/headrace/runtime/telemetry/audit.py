@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from headrace.config.audit_config import AuditConfig
 from headrace.errors import HeadraceError, InternalError
-from headrace.records import OutgoingRecord, Produce, Produced, Record
+from headrace.records import OutgoingRecord, Produce, Produced, Record, WrittenRecords
 from headrace.runtime import Clock, Deadline, Readiness, Service, TokenBucket, next_slice
 from headrace.runtime.telemetry.audit_events import (
     AuditEvent,
@@ -212,7 +212,7 @@ class Audit(Service):
             audit_type: `STREAMING_PRODUCER` for records of a function or a job.
         """
         which = self._which
-        if which == "none":
+        if which == "none" or (which == "failed" and type(results) is WrittenRecords):
             return
         if len(results) == 1 and type(results[0]) is Produced:
             if which != "failed":

@@ -162,7 +162,7 @@ class ProduceService:
         has_keys, has_values = (choice_of(choices, part, codes) != SchemaChoice() for part in _PARTS)
         await self._encoders(topic, choices, has_keys, has_values)
 
-    def do(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
+    def do(self, prepared: Prepared, done: Callable[[Sequence[Result]], None]) -> None:
         """Pass prepared records to Kafka's client, many in several turns.
 
         `done` is called once, on the loop, with a result per record, and must not raise.

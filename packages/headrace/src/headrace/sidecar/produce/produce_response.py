@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from headrace import errors
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import OutgoingRecord, Produced, WrittenRecords
 from headrace.runtime.telemetry.tracing import TraceSpan
 
 _UNKNOWN: Final = (errors.KafkaTimeout, errors.FatalKafkaError, errors.InternalError)
@@ -27,8 +27,8 @@ _INVALID: Final = 40002
 _RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
 _REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
 _encode_json = msgspec.json.Encoder().encode
-_ONE_WRITTEN: Final = b'{"offsets":[{"partition":%d,"offset":%d}],"requestStatus":"OK"}'
-"""A `ProduceResponse` to a request with one record, as almost all are."""
+_ALL_WRITTEN: Final = b'{"offsets":[%b],"requestStatus":"OK"}'
+"""A `ProduceResponse` to a request whose records are all written, as almost all are."""
 
 
 Result = Produced | errors.HeadraceError
@@ -94,8 +94,8 @@ def response_of(
 ) -> EncodedResponse:
     """Return the response for the results of all records, in order."""
     is_plain = prepared.key_schema_id is None and prepared.value_schema_id is None and not prepared.ignored_fields
-    if is_plain and acks == "all" and len(results) == 1 and isinstance(one := results[0], Produced):
-        return EncodedResponse(200, _ONE_WRITTEN % (one.partition, one.offset), None, 1, 1)
+    if is_plain and acks == "all" and isinstance(results, WrittenRecords):
+        return EncodedResponse(200, _ALL_WRITTEN % results.entries, None, len(results), len(results))
     failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None
@@ -105,6 +105,8 @@ def response_of(
 
 def failures_of(results: Sequence[Result]) -> list[errors.HeadraceError]:
     """Return the errors among results."""
+    if isinstance(results, WrittenRecords):
+        return []
     return [result for result in results if not isinstance(result, Produced)]
 
 
@@ -129,7 +131,7 @@ def entries_of(
     `failures` are the errors among the results; `failed` is whether the whole response is an error.
     """
     status: _RequestStatus = "OK"
-    offsets: Sequence[Any] = results
+    offsets: Sequence[Any] = [*results]
     if failures:
         named = (_REQUEST_STATUS.get(_code_of(failure)) for failure in failures)
         status = next((one for one in named if one), "OK")

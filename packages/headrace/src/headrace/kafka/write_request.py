@@ -1,0 +1,84 @@
+"""The records of one call of `Producer.send`, and what becomes known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from headrace import errors
+from headrace.records import OutgoingRecord, Produced, WrittenRecords
+
+ProduceResult = Produced | errors.HeadraceError
+"""Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
+Results = Sequence[ProduceResult]
+"""One per record, in their order."""
+Done = Callable[[Results], None]
+_OF_A_BATCH = errors.RecordRefused, errors.RecordTooLarge
+"""What Kafka reports for all records of a batch when it refuses one of them."""
+SEVERAL: Final = -1
+TopicPartitionKey = tuple[str, int]
+"""A topic, and the partition of all records of a request; `SEVERAL` if there are more or the client chooses."""
+
+
+class Claim(NamedTuple):
+    """The bytes of one request, counted in a budget."""
+
+    key: TopicPartitionKey
+    size_bytes: int
+
+
+class WriteRequest:
+    """The records of one `send`: their results, and how many still wait for a report."""
+
+    def __init__(
+        self, records: Sequence[OutgoingRecord], claim: Claim, post: Callable[[WriteRequest], None], done: Done
+    ) -> None:
+        """Prepare; `post` gets the request with all results."""
+        # For good
+        self.records = records
+        self.claim = claim
+        self.in_order = False
+        self.is_alone = False  # whether each record has a batch of its own
+        self.done: Done | None = done
+        self._post = post
+        # What is known so far
+        self.results: Any = [None] * len(records)  # `Results` in the end
+        self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
+        self._reported = 0  # written by the side that takes reports
+        self._refused = 0  # written by the loop only
+
+    def reported(self, index: int, results: Results) -> None:
+        """Take the results of the records from an index on; always on the same thread."""
+        count = len(results)
+        if count == len(self.results):
+            self.results = results
+        else:
+            self.results[index : index + count] = results
+        if type(results) is not WrittenRecords:
+            self.is_suspected |= any(isinstance(result, _OF_A_BATCH) for result in results)
+        self._reported += count
+        # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
+        # request is posted twice, and the second time it is done already.
+        if self._reported + self._refused == len(self.results):
+            self._post(self)
+
+    def refuse(self, index: int, error: errors.HeadraceError) -> None:
+        """Record that the client did not take a record, on the loop."""
+        self.results[index] = error
+        self._refused += 1
+        if self._reported + self._refused == len(self.results):
+            self._post(self)
+
+    def suspects(self) -> list[int]:
+        """Return which records must be written again, each alone, to find those that Kafka refuses.
+
+        With `in_order` also later records of their keys, although they are acknowledged.
+        """
+        found, keys = list[int](), set[tuple[str, bytes]]()
+        for index, (record, result) in enumerate(zip(self.records, self.results, strict=True)):
+            key = (record.topic, record.key or b"")
+            if isinstance(result, _OF_A_BATCH) or (key in keys and type(result) is Produced):
+                found.append(index)
+                if self.in_order and record.key is not None:
+                    keys.add(key)
+        return found

@@ -72,10 +72,11 @@ def test_a_guest_of_another_version_is_named(
 
 BARE = """
 import asyncio, sys
-import headrace.cli.run
+from headrace.cli.run import _check
 from headrace.app.app import App
 from headrace.config.whole_file import WholeFile
 from headrace.runtime import SystemClock
+_check(None, WholeFile())
 async def make(): App(WholeFile(), SystemClock())
 asyncio.run(make())
 files = {name.split(".")[0]: str(getattr(one, "__file__", "")) for name, one in sys.modules.items()}
@@ -90,13 +91,11 @@ def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     found = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
     needed = "annotated_types anyio cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
     needed += " pydantic_core typing_extensions typing_inspection uvloop watchfiles yaml"
-    parts = "headrace.functions.routes headrace_pipelines.report headrace_pipelines.routes"
-    parts += " headrace.functions.feature headrace.functions.function_parts"
-    parts += " headrace_pipelines.feature headrace_pipelines.pipeline_parts"
-    parts += " headrace_queries.feature headrace_queries.query_parts"
-    # The models of their keys in `headrace.yaml`.
-    parts += " headrace_pipelines.pipeline_sections headrace_queries.query_sections headrace_queries.standing_query"
-    parts += " headrace_queries.table_config headrace_queries.ksqldb_config"
+    parts = "functions.routes functions.feature functions.function_parts functions.function_checks"
+    parts += " pipelines.report pipelines.routes pipelines.feature pipelines.pipeline_parts pipelines.pipeline_checks"
+    parts += " pipelines.pipeline_sections queries.feature queries.query_parts queries.query_checks"
+    parts += " queries.query_sections queries.standing_query queries.table_config queries.ksqldb_config"
+    found = [name.removeprefix("headrace.").removeprefix("headrace_") for name in found]
     assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
 
 

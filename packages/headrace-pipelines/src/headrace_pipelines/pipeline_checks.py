@@ -1,6 +1,5 @@
 """What commands check of pipelines without a process."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,19 @@ def _schema() -> dict[str, Any]:
     return document_schema("pipeline.yaml", PipelineSpec.model_json_schema())
 
 
+def _load(path: Path) -> object:
+    from headrace_pipelines.load import load_pipeline
+
+    return load_pipeline(path, check=True)
+
+
 class PipelineChecks(FeatureChecks):
     """Pipeline files, and the Java and memory that they need."""
 
     schemas: Mapping[str, Callable[[], dict[str, Any]]] = {"pipeline": _schema}
 
     def loaders(self, config: HeadraceConfig | None) -> Mapping[str, Callable[[Path], object]]:
-        from headrace_pipelines.load import load_pipeline
-
-        return {"pipelines": functools.partial(load_pipeline, check=True)}
+        return {"pipelines": _load}
 
     def loads_libraries(self, config: HeadraceConfig) -> bool:
         return bool(config.section(PipelineSections).pipelines)

@@ -41,9 +41,6 @@ from headrace.runs.routes import JobEndpoints
 from headrace.runs.selection import Selection
 from headrace.runtime import LoopThread, SystemClock
 
-_COLLECT_AFTER = 200_000, 50, 100
-"""Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
-
 
 @click.group(cls=HeadraceGroup, aliases={"search": "show"})
 def dlq() -> None:
@@ -291,7 +288,6 @@ def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions
 
     logging.getLogger("headrace.runtime.supervisor").setLevel(logging.CRITICAL)
     gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
     config = (options.cluster.file or WholeFile()).model_copy(update={"kafka": options.cluster.kafka})
 
     async def start() -> CommandRuns:

@@ -84,6 +84,7 @@ class Section(BaseModel):
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
+        defer_build=True,
         hide_input_in_errors=True,  # it may hold secrets
     )
 

@@ -1,6 +1,5 @@
 """What commands check of functions without a process."""
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,9 @@ class FunctionChecks(FeatureChecks):
     schemas: Mapping[str, Callable[[], dict[str, Any]]] = {"function": _schema}
 
     def loaders(self, config: HeadraceConfig | None) -> Mapping[str, Callable[[Path], object]]:
-        from headrace.functions.load import load_function
+        def load(path: Path) -> object:
+            from headrace.functions.load import load_function
 
-        return {"functions": functools.partial(load_function, config=config, check_handler=True)}
+            return load_function(path, config=config, check_handler=True)
+
+        return {"functions": load}

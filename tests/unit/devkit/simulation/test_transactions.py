@@ -78,20 +78,6 @@ def test_a_late_end_ends_the_next_transaction_unless_each_has_an_epoch() -> None
             writer.mark()
 
 
-def test_a_new_producer_aborts_and_fences() -> None:
-    writer = Writer()
-    writer.add()
-    assert code_of(lambda: writer.coordinator.open("x", 10.0)) == "CONCURRENT_TRANSACTIONS"
-    assert (writer.state, code_of(writer.end), code_of(writer.add)) == (
-        "prepare_abort",
-        "PRODUCER_FENCED",
-        "PRODUCER_FENCED",
-    )
-    writer.mark()
-    assert writer.coordinator.open("x", 10.0).epoch > writer.producer.epoch + 1
-    assert code_of(lambda: writer.coordinator.open("x", 10.0, writer.producer)) == "PRODUCER_FENCED"
-
-
 def test_a_producer_that_continues_may_repeat_its_request() -> None:
     writer = Writer()
     opened = [writer.coordinator.open("x", 10.0, writer.producer) for _ in range(2)]
@@ -105,13 +91,6 @@ def test_the_last_epoch_is_followed_by_another_id() -> None:
     transaction.epoch = LAST_EPOCH
     opened = writer.coordinator.open("x", 10.0)
     assert (opened.id != writer.producer.id, opened.epoch) == (True, 0)
-
-
-def test_a_transaction_has_a_time_limit() -> None:
-    writer = Writer()
-    writer.add(now=5.0)
-    assert [writer.coordinator.abort_if_late("x", now) for now in (14.9, 15.0, 16.0)] == [False, True, False]
-    assert (writer.state, code_of(writer.end)) == ("prepare_abort", "PRODUCER_FENCED")
 
 
 def test_only_partitions_of_the_transaction_are_written() -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from headrace_devkit.testing import HeadraceProcess, PlannedResponse, Received
-from tests.faults.push_scenario import SHORT_SESSION, Feeder, Hostile, PushScenario
+from tests.faults.push_scenario import PushScenario
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 FIRST, SECOND = "first", "second"
@@ -65,35 +65,6 @@ def test_a_slow_record_is_never_at_two_members(scenario: PushScenario) -> None:
     assert (first.terminate(), second.terminate()) == (0, 0)
 
 
-@pytest.mark.parametrize("scenario", [{"partitions": 1}], indirect=True)
-def test_a_record_that_fails_does_not_bounce(scenario: PushScenario) -> None:
-    """dapr/components-contrib#4580: members come and go; all together deliver it as often as it has attempts."""
-    requests, deliveries = Requests(scenario), list[int]()
-
-    def answer(request: Received) -> PlannedResponse:
-        requests.note(request)
-        deliveries.append(request.body[0]["attempt"])
-        return PlannedResponse(500)
-
-    scenario.backend.response = answer
-    retry = {"attempts": 20, "first_delay_seconds": 3, "max_delay_seconds": 3}
-    scenario.settings.update(ordering="partition", retry=retry)
-    scenario.fill(1)
-    owner, other = FIRST, SECOND
-    running = {FIRST: requests.start(FIRST)}
-    for _ in range(3):
-        requests.wait_more(owner, 1)
-        running[other] = requests.start(other)
-        scenario.wait_members(2)
-        assert running.pop(owner).terminate() == 0
-        owner, other = other, owner
-    scenario.check_done()
-    assert deliveries == [*range(1, 21)]
-    assert scenario.dead_letters == 1
-    assert min(requests.counts[FIRST], requests.counts[SECOND]) >= 2
-    assert running[owner].terminate() == 0
-
-
 @pytest.mark.parametrize("scenario", [{"partitions": 2}], indirect=True)
 def test_a_partition_resumes_after_a_drain(scenario: PushScenario) -> None:
     """nuclio/nuclio#4180: requests hang beyond the drain; the next owner delivers, and so does the first one later."""
@@ -126,24 +97,3 @@ def test_a_partition_resumes_after_a_drain(scenario: PushScenario) -> None:
     scenario.backend.release()
     scenario.check_done()
     assert first.terminate() == 0
-
-
-def test_failures_do_not_cross_a_commit(scenario: PushScenario) -> None:
-    """spring-projects/spring-kafka#4504, #4505: a third of the records fails at first, and processes are killed."""
-    scenario.backend.response = Hostile(seed=5, delay_seconds=0.2, poison=0, flaky=33)
-    retry = {"attempts": 5, "first_delay_seconds": 0.2, "max_delay_seconds": 2}
-    own = {"ordering": "none", "max_in_flight": 64, "batch": {"max_records": 1}, "retry": retry}
-    scenario.settings.update(own, consumer=SHORT_SESSION)
-    processes = [scenario.run(), scenario.run()]
-    with Feeder(scenario, per_second=100):
-        for turn in range(6):
-            scenario.wait_members(2)
-            scenario.wait_more(250)
-            with scenario.fault():
-                process = processes[turn % 2]
-                process.kill()
-                process.start()
-                process.wait_ready()
-        scenario.wait_more(250)
-    scenario.check_done()
-    assert [process.terminate() for process in processes] == [0, 0]

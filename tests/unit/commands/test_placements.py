@@ -125,29 +125,6 @@ async def test_one_process_chooses_and_all_follow(deployment: Deployment) -> Non
     assert away <= {("p1", "p2")}
 
 
-async def test_a_process_that_is_away_keeps_its_consumers_for_five_minutes(deployment: Deployment) -> None:
-    """Then others get them. Whoever chooses next begins with what is in the table."""
-    made = [await deployment.process(f"p{number}") for number in range(3)]
-    await deployment.clock.advance(30)
-    had = deployment.running["p2"]
-    await made[2].stop()
-    await deployment.clock.advance(200)
-    assert deployment.running["p2"] == had
-    assert copies(deployment.running) == [2] * 20
-    await deployment.clock.advance(200)
-    del deployment.running["p2"]
-    assert copies(deployment.running) == [2] * 20
-
-
-async def test_a_process_that_others_took_for_gone_comes_back(deployment: Deployment) -> None:
-    """It was cut off for a while: its entry is written again."""
-    await deployment.process("p0")
-    await deployment.process("p1")
-    deployment.cluster.write(OutgoingRecord("control", b"process/p1", None))
-    await deployment.clock.advance(30)
-    assert copies(deployment.running) == [2] * 20
-
-
 async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deployment: Deployment) -> None:
     """Never all: a file has the last placement. Without one, nothing runs, and readiness has the reason."""
     one = await deployment.process("p0")
@@ -164,18 +141,6 @@ async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deploy
     new = await deployment.process("p9", table=False)
     assert deployment.running["p9"] == []
     assert new.readiness().reason.endswith("c0 waits for the process that holds the lease placement")
-
-
-async def test_a_process_that_cannot_read_the_table_is_not_away(deployment: Deployment) -> None:
-    """It runs what it ran last, and holds its lease, so no other process gets its consumers."""
-    await deployment.process("p0")
-    one = await deployment.process("p1")
-    await deployment.clock.advance(30)
-    await one.stop()
-    await deployment.process("p1", table=False)
-    await deployment.process("p2")
-    await deployment.clock.advance(400)
-    assert {*_entries(deployment)["placement/c0"]["processes"]} == {"p0", "p1"}
 
 
 async def test_a_second_process_of_the_same_name_runs_nothing(deployment: Deployment) -> None:
@@ -206,17 +171,6 @@ async def test_a_damaged_file_or_entry_runs_nothing_and_ends_nothing(deployment:
     assert one.death is None
 
 
-async def test_two_that_both_choose_end_with_one_choice(deployment: Deployment) -> None:
-    """A process whose clock or lease was away may choose too: the last write wins, and every process follows it."""
-    await deployment.process("p0", "a")
-    await deployment.process("p1", "b")
-    del deployment.leases.holders[CHOOSER]  # p0 believes that it has it still
-    await deployment.clock.advance(30)
-    assert copies(deployment.running) == [2] * 20
-    written = {key: one["processes"] for key, one in _entries(deployment).items()}
-    assert all({*names} == {"p0", "p1"} for names in written.values())
-
-
 async def test_a_consumer_runs_where_a_file_has_it(deployment: Deployment) -> None:
     """Whichever process chooses: here one with the older file. Both copies, as soon as a second process has the new."""
     await deployment.process("p0", wanted=CONSUMERS[:5])
@@ -239,19 +193,6 @@ async def test_two_deployments_on_one_cluster_choose_each_for_themselves(deploym
     made = [await deployment.process("p0", control=control) for control in ("control", "other-control")]
     await deployment.clock.advance(40)
     assert [one.readiness().reason for one in made] == ["p0 runs 20 of 20 consumers"] * 2
-
-
-async def test_a_consumer_whose_processes_are_all_gone_waits_a_minute(deployment: Deployment) -> None:
-    """As after a deployment that gives each process another name: nobody would read for five minutes."""
-    old = [await deployment.process(f"old{number}") for number in range(3)]
-    await deployment.clock.advance(30)
-    for number, one in enumerate(old):
-        await deployment.process(f"new{number}")
-        await one.stop()
-    for number in range(3):
-        del deployment.running[f"old{number}"]
-    await deployment.clock.advance(110)
-    assert min(copies(deployment.running)) >= 1
 
 
 async def test_while_most_processes_restart_nothing_moves(deployment: Deployment) -> None:

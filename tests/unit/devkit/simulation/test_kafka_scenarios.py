@@ -1,4 +1,4 @@
-"""Scenarios of producers, tables, leases and redrives, each for a moment; and a planted bug that two of them find."""
+"""Scenarios of transactions, tables, leases and redrives, each for a moment; and a planted bug is found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from headrace.kafka.transactions.transactional_client import TransactionGuard
 from headrace_devkit.simulation.control_scenario import ControlOptions, ControlRun
 from headrace_devkit.simulation.job_run import JobChoices
-from headrace_devkit.simulation.keys_scenario import KeyOptions, KeyRun
 from headrace_devkit.simulation.redrive_scenario import RedriveRun
 from headrace_devkit.simulation.transaction_scenario import TransactionOptions, TransactionRun
 from headrace_devkit.simulation.world import World
@@ -21,12 +20,6 @@ def test_late_requests_harm_only_without_the_guard(is_guarded: bool, monkeypatch
     TransactionRun(world, TransactionOptions(1, 0.3, 0, 0, 0.0), work_seconds=8.0).go()
     assert world.counts["transaction"] > 50
     assert bool(world.problems) is not is_guarded
-
-
-def test_a_key_writes_once_though_the_process_is_killed() -> None:
-    world = World(1)
-    KeyRun(world, KeyOptions(1, 2, 0, 0, 0, 2.0), work_seconds=8.0).go()
-    assert (world.problems, world.counts["start"] > 1, world.counts["response"] > 20) == ([], True, True)
 
 
 def test_tables_are_alike_and_one_process_holds_the_lease() -> None:

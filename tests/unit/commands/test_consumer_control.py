@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.commands.consumer_control import NOT_READ
 from headrace.commands.entries import iso_time, key_of, live_settings
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.delivery.status import SettingsInForce
-from headrace.records import TopicPartition
 from tests.control_harness import CONFIG, P0, P1, ControlHarness, FakePump, ask, live, running
 from tests.raw_server import until
 from tests.staged import staged
@@ -98,43 +94,3 @@ def test_settings_are_those_of_the_file_with_what_was_changed() -> None:
     for delivery, wrong in refused:
         with pytest.raises(ValueError):
             live_settings(delivery, wrong)
-
-
-STEPS = st.tuples(
-    st.sampled_from(["hold", "release", "restart", "settings", "reset"]),
-    st.sampled_from([None, P0, P1]),
-    st.integers(0, 1),
-)
-
-
-@given(st.lists(STEPS, max_size=12))
-def test_every_process_holds_what_the_table_says(steps: list[tuple[str, TopicPartition | None, int]]) -> None:
-    """In whichever process it was changed, and also in one that was started again."""
-
-    async def test(harness: ControlHarness) -> None:
-        pumps = [FakePump(P0), FakePump(P1)]
-        processes = [await harness.start(pump) for pump in pumps]
-        wanted: set[TopicPartition | None] = set()
-        records = 100
-        for number, (what, place, who) in enumerate(steps, 1):
-            table = processes[who].table
-            if what == "restart":
-                await harness.stop(processes[who])
-                pumps[who] = FakePump(P0, P1)
-                processes[who] = await harness.start(pumps[who])
-            elif what in ("hold", "release"):
-                entry = {"by": "ann", "since": 0.0, "reason": "so"} if what == "hold" else None
-                await table.put(key_of("hold/", "orders/a b", *(place or ())), entry)
-                (wanted.add if entry else wanted.discard)(place)
-            else:
-                records = number if what == "settings" else 100
-                await table.put(
-                    key_of("settings/", "orders/a b"), {"max_records": number} if what == "settings" else None
-                )
-        await asyncio.sleep(0)
-        for process, pump in zip(processes, pumps, strict=True):
-            assert (bool(pump.whole), set(pump.holds)) == (None in wanted, {place for place in wanted if place})
-            assert (pump.settings or live_settings(CONFIG, {})).max_records == records
-            assert set(process.holds_of(process.consumers["orders/a b"])) == set(pump.holds)
-
-    live(test)

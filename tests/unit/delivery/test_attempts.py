@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, NOT_BEGUN, Delivery, Reply
 from headrace.errors import DeadLetterFailed
-from headrace.records import Committed, TopicPartition
+from headrace.records import Committed
 from headrace.runtime import Deadline
-from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, running
 
 Response = Callable[[Delivery], Sequence[Reply]]
@@ -113,35 +112,6 @@ async def test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_othe
         topic.write = whole  # type: ignore[method-assign]
         await harness.clock.advance(10)
         assert (harness.dead_letters.offsets, harness.source.commits[P0]) == ([0, 2, 1], Committed(3))
-
-
-@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-@pytest.mark.parametrize("held", [False, True])
-async def test_attempts_go_with_a_partition_that_moves(ordering: str, held: bool) -> None:
-    """Five deliveries in all, however often another process takes over; the first failure stays the first."""
-    attempts, letters, clock = list[int](), list[DeadLetter](), ManualClock()
-    at: dict[TopicPartition, Committed] = {}
-    while at != {P0: Committed(8)}:
-        harness = Harness(ordering=ordering, attempts=5, max_records=4, clock=clock)
-        harness.dead_letters.on_written = letters.extend
-        harness.responses[2] = RETRY
-        await harness.pump.start()
-        harness.pump.on_assigned({P0: 1}, at)
-        harness.feed(*range(at[P0].offset if at else 0, 8), key=b"k")
-        await clock.advance(1.5)
-        if held:  # the next attempt is in flight when the partition moves, and fails or is abandoned
-            harness.hold(2)
-            await clock.advance(8)
-        revoked = asyncio.ensure_future(harness.pump.on_revoked([P0], Deadline(clock, 1)))
-        await clock.advance(2)
-        at = await revoked
-        attempts += [d.attempt for d in harness.deliveries if any(record.offset == 2 for record in d.records)]
-        assert len(attempts) < 20
-        await harness.pump.stop()
-    assert [letter.record.offset for letter in letters] == [2]
-    assert [*dict.fromkeys(attempts)] == [1, 2, 3, 4, 5]
-    assert held or attempts == [1, 2, 3, 4, 5]
-    assert letters[0].first_failed_at < letters[0].last_failed_at - 2
 
 
 async def test_attempts_of_a_record_before_a_reset_are_not_those_of_another() -> None:

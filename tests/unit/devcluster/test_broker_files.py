@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace_devkit.devcluster.broker_files import NodePorts, format_data_folder, server_properties
+from headrace_devkit.devcluster.broker_files import NodePorts, server_properties
 
 THREE = {1: NodePorts(101, 201), 2: NodePorts(102, 202), 3: NodePorts(103, 203)}
 
@@ -29,15 +29,3 @@ def test_three_brokers_replicate_to_all_and_need_two(tmp_path: Path) -> None:
 def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
     """Every address in the file is 127.0.0.1."""
     assert set(re.findall(r"\d+\.\d+\.\d+\.\d+", server_properties(1, THREE, tmp_path))) == {"127.0.0.1"}
-
-
-def test_a_data_folder_is_formatted_once(tmp_path: Path) -> None:
-    """A second time changes nothing, because there may be data in it."""
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.write_bytes(b"features")
-    format_data_folder(tmp_path / "data", "a-cluster", 3, checkpoint)
-    meta = (tmp_path / "data" / "meta.properties").read_text()
-    assert meta.startswith("version=1\ncluster.id=a-cluster\nnode.id=3\ndirectory.id=")
-    assert (tmp_path / "data" / "bootstrap.checkpoint").read_bytes() == b"features"
-    format_data_folder(tmp_path / "data", "another", 1, checkpoint)
-    assert (tmp_path / "data" / "meta.properties").read_text() == meta

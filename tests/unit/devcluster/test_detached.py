@@ -32,16 +32,6 @@ def test_a_cluster_of_another_size_is_refused(tmp_path: Path) -> None:
         Cluster(tmp_path / "kafka", 3)
 
 
-def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
-    """Ports and the number of brokers stay over restarts, and a process that is gone does not run."""
-    _remember(tmp_path, 3)
-    cluster = Cluster(tmp_path / "kafka")
-    assert cluster.bootstrap_servers == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
-    assert not [server for server in cluster.servers if server.running]
-    assert cluster.endpoints == []
-    assert len(Cluster(tmp_path / "new").servers) == 1
-
-
 @pytest.mark.parametrize(("kafka", "registry", "option", "starts_registry"), table(__file__, "whether_there"))
 def test_whether_there_is_a_registry_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: int, registry: int, option: list[str], starts_registry: bool

@@ -140,25 +140,6 @@ async def test_a_job_is_done_and_says_so(harness: JobsHarness, /) -> None:
 
 
 @staged(run)
-async def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process(harness: JobsHarness, /) -> None:
-    """It goes on where it was, and who wished that is said."""
-    jobs, other = await harness.process("a"), await harness.process("b")
-    job = await harness.create(jobs)
-    await harness.wait(lambda: len(harness.runs) == 1 and bool(jobs.show(job).progress))
-    paused = await other.change(job, "pause", "bob")
-    assert (paused.state, paused.desired_by) == ("paused", "bob")
-    await harness.wait(lambda: not harness.holders)
-    await harness.clock.advance(60)
-    assert len(harness.runs) == 1
-    await other.change(job, "run", "bob")
-    await harness.wait(lambda: len(harness.runs) == 2)
-    assert harness.runs[1] == (job, "b", {"done": 5})
-    await jobs.change(job, "stop", "ann")
-    await harness.wait(lambda: not harness.holders)
-    assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
-
-
-@staged(run)
 async def test_who_lost_the_lease_writes_nothing_more(harness: JobsHarness, /) -> None:
     """A process that slept finds another run there, whose word counts, also if its own comes later."""
     jobs, job = await harness.begin()
@@ -198,21 +179,6 @@ def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixtur
 
     run(test)
     assert [bool(line.exc_info) for line in caplog.records if line.levelname == "ERROR"] == [False, True]
-
-
-@staged(run)
-async def test_what_may_pass_is_tried_again(harness: JobsHarness, /) -> None:
-    """A broker that is away ends no job; what it waits for is said."""
-
-    async def away(save: SaveProgress, stop: asyncio.Event) -> str:
-        harness.end = at_once
-        raise KafkaUnavailable("no broker answers")
-
-    harness.end = away
-    jobs, job = await harness.begin()
-    await harness.wait(lambda: jobs.show(job).message == "no broker answers")
-    assert jobs.show(job).state == "waiting"
-    await harness.wait(lambda: jobs.show(job).state == "done")
 
 
 @staged(run)

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import DeliveryConfig, FlowControl
-from headrace.delivery.outcomes import Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import KafkaError, KafkaUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runs.window_run import Limits, WindowSource
-from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.pump_harness import P0, Harness
 
@@ -77,24 +75,6 @@ async def test_a_window_is_delivered_in_order_and_no_further(log: list[int], see
         await harness.until(lambda: source.finished)
     assert (harness.seen, {one.replay for one in harness.deliveries}) == (seen, {"job-1"} if seen else set())
     assert (source.progress.completed, source.progress.positions) == (len(seen), {P0: Committed(10)})
-
-
-async def test_records_completed_in_an_earlier_run_are_not_delivered_again() -> None:
-    """The map beside the position says so, as it does for a group; and the counts of both runs are one."""
-    retry = {"first_delay_seconds": 600, "max_delay_seconds": 600}
-    harness = WindowHarness(range(20), ordering="none", attempts=2, retry=retry)
-    harness.responses[3] = Reply("E")
-    async with harness.deliver_window(Committed(0), 20) as source:
-        await harness.until(lambda: source.progress.completed == 19)
-        await source.close(Deadline(harness.clock, 0))
-        progress = source.progress
-    assert progress.positions[P0].offset == 3
-
-    harness = WindowHarness(range(20), ordering="none")
-    async with harness.deliver_window(progress.positions[P0], 20) as source:
-        await harness.until(lambda: source.finished)
-    assert harness.seen == [3]
-    assert progress.counts["delivered"] + source.progress.counts["delivered"] == 20
 
 
 async def test_no_more_is_held_than_a_kill_may_repeat() -> None:

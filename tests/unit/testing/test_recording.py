@@ -9,41 +9,8 @@ import math
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
-from headrace.records import Record, TopicPartition
 from headrace_devkit.testing import PlannedResponse, RecordingBackend
-from headrace_devkit.testing.history import Commit
-from headrace_devkit.testing.recording import decode_commit, read_journal
-
-KEY = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x07"
-LONG = "m" * 300
-VALUES = [
-    (b"\x00\x03" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x00\x04meta" + (1500).to_bytes(8, "big"), "meta"),
-    (
-        b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x06meta\x00" + (1500).to_bytes(8, "big") + b"\x00",
-        "meta",
-    ),
-    (
-        b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\xad\x02" + LONG.encode() + (1500).to_bytes(8, "big"),
-        LONG,
-    ),
-]
-
-
-@pytest.mark.parametrize(("value", "metadata"), VALUES, ids=["version 3", "version 4", "long"])
-def test_a_commit_is_decoded(value: bytes, metadata: str) -> None:
-    """Group, partition, offset, metadata and time, without the end of a C string that the client library sends."""
-    found = decode_commit(Record("o", 0, 0, 0, KEY, value))
-    assert found == ("g", TopicPartition("t", 7), Commit(1.5, 12, metadata))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [(KEY, None), (b"\x00\x02\x00\x01g", b"\x00\x03x")], ids=["taken-back", "members"]
-)
-def test_what_is_not_a_commit_is_passed(key: bytes, value: bytes | None) -> None:
-    """Offsets that were deleted, and what a group says of its members."""
-    assert decode_commit(Record("o", 0, 0, 0, key, value)) is None
+from headrace_devkit.testing.recording import read_journal
 
 
 def test_the_journal_has_every_attempt_with_its_end(tmp_path: Path) -> None:

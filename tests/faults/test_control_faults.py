@@ -21,14 +21,12 @@ from headrace_devkit.testing import (
     Cluster,
     HeadraceProcess,
     Operation,
-    PauseSpan,
     PlannedResponse,
     Seek,
-    Skip,
     StartHeadrace,
     check_pushed,
 )
-from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
+from tests.faults.push_scenario import SHORT_SESSION, PushScenario
 
 CONSUMER = "/adm/reactive-consumers/push"
 
@@ -162,45 +160,3 @@ def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
         scenario.operations[0].append(Seek(begin, time.time(), 30))
     scenario.check_done()
     assert process.terminate() == 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("scenario", [4], indirect=True)
-@pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_steering_while_two_processes_take_turns(scenario: Steered, changes: int) -> None:
-    """Each change one process dies while a partition is sought, another is paused, and a record of that is skipped."""
-    processes = [scenario.run(), scenario.run()]
-    scenario.wait_members(2)
-    with Feeder(scenario, per_second=700):
-        for change in range(changes):
-            one, other = processes[change % 2], processes[1 - change % 2]
-            scenario.wait_more(1500)
-            sought, paused = change % 4, (change + 1) % 4
-            ask(other, "pause", partitions=[paused], reason="test")
-            scenario.wait_until(lambda: is_paused(paused, [one, other]), "the pause")  # noqa: B023 called here
-            paused_at, coming = time.time(), scenario.ends()[paused]
-            scenario.wait_until(lambda: scenario.ends()[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
-            begin = time.time()
-            with scenario.fault():
-                place = scenario.committed(scenario.group).get(TopicPartition(scenario.topic, sought), 0)
-                target = min(max(0, place - 100) if change % 2 else place + 30, scenario.ends()[sought])
-                ask(other, "seek", partitions=[sought], offset=target)
-                ask(other, "skip", partition=paused, offset=coming, reason="test")
-                one.kill()
-                one.start()
-                one.wait_ready()
-                scenario.wait_members(2)
-                wait_obeyed(scenario, other)
-                scenario.operations[sought].append(Seek(begin, time.time(), target))
-                scenario.operations[paused].append(Skip(begin, time.time(), coming))
-            scenario.operations[paused].append(PauseSpan(paused_at, time.time()))
-            ask(other, "resume", partitions=[paused])
-    scenario.check_done()
-    assert [process.terminate() for process in processes] == [0, 0]
-
-
-def is_paused(number: int, processes: list[HeadraceProcess]) -> bool:
-    """Return whether a partition is paused, and nothing of it is in flight in any process."""
-    found = [one for process in processes for one in details(process)["partitions"] if one["partition"] == number]
-    return len(found) == len(processes) and all(one["paused"] and not one["inFlight"] for one in found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -200,32 +199,6 @@ def test_a_batch_is_cut_at_each_point_of_its_transaction(
             assert run.status()["restarts"] == len(points)
 
     scenario.send(10 * BATCH)
-    asyncio.run(main())
-    scenario.check()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scope", EXACT)
-@pytest.mark.timeout(600)
-def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path: Path, scope: str) -> None:
-    """It would write rows again that are in the topic already; the reason names both batches and what to do."""
-    scenario = copying(**EXACT[scope])
-
-    async def main() -> None:
-        scenario.send(BATCH)
-        async with scenario.running() as run:
-            await scenario.caught_up(run)
-        shutil.copytree(scenario.folder / "copying", tmp_path / "old")  # all that Headrace keeps of the pipeline
-        scenario.send(4 * BATCH)
-        async with scenario.running() as run:
-            await scenario.caught_up(run)
-        shutil.rmtree(scenario.folder / "copying")
-        shutil.copytree(tmp_path / "old", scenario.folder / "copying")
-        async with scenario.running() as run:
-            await until(lambda: run.status()["state"] == "failed", run)
-            reason = run.readiness().reason
-        assert "the checkpoint is an old copy. Restore the newest one" in reason, reason
-
     asyncio.run(main())
     scenario.check()
 

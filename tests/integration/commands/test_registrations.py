@@ -195,33 +195,6 @@ def test_owners_are_apart(deployment: Deployment, topic: MakeTopic, tmp_path: Pa
     }
 
 
-def test_two_processes_agree_and_a_killed_one_comes_back(deployment: Deployment, topic: MakeTopic) -> None:
-    """One gets the request, both deliver; a killed one loses nothing, neither records nor registrations."""
-    site, backend, name = deployment.site, deployment.backend, topic(2)
-    group = f"{name}-group"
-    one, two = deployment.start(), deployment.start()
-    assert ask(one, "PUT", f"{PLACE}/x", deployment.consumer(name)).status == 201
-    first = ask(two, "PUT", f"{PLACE}/x", deployment.consumer(name, ordering="key"))
-    assert first.status == 200
-    site.wait_until(lambda: has(one) == has(two) == 1, "both to have a partition")
-    write(site, name, 20)
-    backend.wait_for(lambda b: len({(r["partition"], r["offset"]) for r in b.accepted}) == 40)
-
-    one.kill()
-    write(site, name, 10)
-    backend.wait_for(lambda b: len({(r["partition"], r["offset"]) for r in b.accepted}) == 60)
-    two.terminate()
-    again = [deployment.start(), deployment.start()]
-    for process in again:
-        said = deployment.wait_state(process, "x", "running")
-        assert (said["version"], said["settings"]["ordering"]) == (first.body["version"], "key")
-    write(site, name, 10)
-    for partition in (0, 1):
-        site.wait_committed(group, name, 40, partition)
-    assert ask(again[0], "DELETE", f"{PLACE}/x").status == 200
-    site.wait_until(lambda: names_of(again[1]) == [], "the other one to let it go")
-
-
 def has(process: HeadraceProcess) -> int:
     said = ask(process, "GET", "/adm/reactive-consumers/x")
     return int(said.body["partitionsAssigned"]) if said.status == 200 else -1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.function_calls import FunctionCalls, Line
+from tests.function_calls import FunctionCalls
 
 WAITS = """
 def handler(context, event):
@@ -88,49 +87,3 @@ def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: 
     one.wait_committed({0: 4, 1: 2, 2: 2})
     assert {line.process for line in one.of("call") if line.partition == 1} == {"member"}
     assert second.terminate() == 0
-
-
-def owners(lines: list[Line]) -> list[str]:
-    """Return which processes have called a partition, one after the other."""
-    names = [line.process for line in lines]
-    return names[:1] + [name for before, name in pairwise(names) if name != before]
-
-
-@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.long)])
-def test_every_event_is_called_once_over_rebalance_and_stop(
-    calls: Callable[[int], FunctionCalls], protocol: str, tmp_path: Path
-) -> None:
-    """A worker stops between two events, its drain callback follows, and the next owner begins behind them.
-
-    SIGTERM does the same for all partitions; what has ended is committed, and the member has left.
-    """
-    one, count = calls(4), 500
-    own = {
-        "trigger": {"workerTerminationTimeout": "200s"},
-        "maxWaitHandlerDuringRebalance": "200s",
-        "rebalanceTimeout": "600s",
-        "consumer": {"properties": {"group.protocol": protocol}},
-    }
-    for partition in range(4):
-        one.write(partition, *["a"] * count)
-    first = one.start(SLOW, **own)
-    one.wait_lines(40, "call")
-    second = one.start(SLOW, name="two", **own)
-    one.wait_lines(40, "call", "two")
-    assert first.terminate() == 0
-    assert one.members == 1
-    last = {line.partition: line.offset for line in one.of("call", "one")}
-    assert all(one.committed[partition] > offset for partition, offset in last.items())
-    (tmp_path / "fast").touch()
-    one.wait_committed(dict.fromkeys(range(4), count))
-    for partition in range(4):
-        lines = [line for line in one.of("call") if line.partition == partition]
-        assert [line.offset for line in lines] == [*range(count)]
-        assert owners(lines) in (["one"], ["one", "two"], ["two"])
-        if len(owners(lines)) == 2:
-            every, begin = one.lines, next(line for line in lines if line.process == "two")
-            between = every[max(at for at, line in enumerate(every) if line == lines[lines.index(begin) - 1]) :]
-            between = between[: between.index(begin)]
-            assert "drained" in [line.what for line in between if line.process == "one"]
-    assert second.terminate() == 0
-    assert one.reasons() == []

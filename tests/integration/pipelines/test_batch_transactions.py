@@ -13,7 +13,7 @@ import confluent_kafka
 import pyarrow
 import pytest
 
-from headrace.errors import ConfigError, FatalKafkaError, KafkaUnavailable, RecordTooLarge, TransactionAborted
+from headrace.errors import ConfigError, KafkaUnavailable, RecordTooLarge, TransactionAborted
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import kafka_settings
@@ -76,36 +76,6 @@ def test_a_batch_and_its_number_become_visible_together(
     assert (found.key, found.value, found.headers) == (b"k", b"v", [("h", b"1"), ("n", None)])
     assert (other.value, tombstone.key, tombstone.value) == (b"w", None, None)
     assert make("headrace.test." + first).open() == 3
-
-
-@pytest.mark.parametrize("point", ["batch.produced", "batch.numbered", "batch.committed"])
-def test_a_successor_knows_how_a_cut_batch_has_ended(
-    site: Scenario,
-    topic: MakeTopic,
-    make: Callable[..., BatchTransactions],
-    monkeypatch: pytest.MonkeyPatch,
-    point: str,
-) -> None:
-    """It ends the open transaction before it asks, and fences the predecessor, which may still be alive."""
-    name = topic()
-    batches = make("headrace.test." + name)
-    batches.open()
-    batches.write(0, records(name, "a"))
-    successors = []
-
-    def reach(reached: str) -> None:
-        if reached == point and not successors:
-            successors.append(make("headrace.test." + name))
-            assert successors[0].open() == (2 if point == "batch.committed" else 1)
-
-    monkeypatch.setattr(batch_transactions, "reach", reach)
-    fenced = contextlib.nullcontext() if point == "batch.committed" else pytest.raises(FatalKafkaError)
-    with fenced:
-        batches.write(1, records(name, "b"))
-    assert visible(site, name) == (["a", "b"] if point == "batch.committed" else ["a"])
-    successors[0].write(2 if point == "batch.committed" else 1, records(name, "c"))
-    site.wait_until(lambda: visible(site, name)[-1] == "c", "the successor's batch")
-    assert len(visible(site, name)) == (3 if point == "batch.committed" else 2)
 
 
 def test_a_refused_record_keeps_its_whole_batch_out(

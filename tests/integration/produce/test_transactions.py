@@ -15,7 +15,7 @@ from headrace.errors import KafkaUnavailable, ProducerQueueFull
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
-from headrace_devkit.testing.scenario import JsonResponse, Scenario
+from headrace_devkit.testing.scenario import Scenario
 
 pytestmark = pytest.mark.secured
 
@@ -49,30 +49,6 @@ def test_a_transaction_is_visible_in_all_its_topics(site: Scenario, topic: MakeT
     assert values(site, second, 1) == [7]
     (written,) = site.records(second)
     assert (written.key, written.value, written.headers) == (b"\0\1", b"7", [("X-Correlation-Id", b"mine")])
-
-
-def test_a_key_writes_once(site: Scenario, topic: MakeTopic, url: str) -> None:
-    """The same response again; another request under the key is a conflict; another topic is another key."""
-    name, other = topic(), topic()
-
-    def post(where: str, *sent: int) -> JsonResponse:
-        records = {"records": [{"value": number} for number in sent]}
-        return site.ask(f"{url}/producers/{where}", records, headers={"Idempotency-Key": "k"})
-
-    first, again = post(name, 1, 2), post(name, 1, 2)
-    assert first[:2] == again[:2]
-    written = {"offsets": [{"partition": 0, "offset": n} for n in (0, 1)], "requestStatus": "OK"}
-    assert (first.status, first.body) == (200, written)
-    replayed = [response.headers.get("idempotency-replayed") for response in (first, again)]
-    assert replayed == [None, "true"]
-    conflict = post(name, 3)
-    assert (conflict.status, conflict.body["code"]) == (409, "ERR40043")
-    assert post(other, 3).status == 200
-    assert (values(site, name, 2), values(site, other, 1)) == ([1, 2], [3])
-    raw = {"Content-Type": "text/plain", "Idempotency-Key": "r"}  # its headers count too
-    of_key = lambda key: site.ask(f"{url}/producers/{name}", b"4", headers={**raw, "X-Headrace-Key": key})  # noqa: E731
-    assert [of_key(key).status for key in ("a", "a", "b")] == [200, 200, 409]
-    assert values(site, name, 3) == [1, 2, 4]
 
 
 def test_a_process_that_is_shut_out_says_so_and_goes_on(

@@ -165,13 +165,9 @@ def test_files_of_the_readme_have_one_block_each() -> None:
 
 
 def named_in_the_architecture() -> Iterator[tuple[str, str]]:
-    """Yield each file that decides or is on a path through the code, and each name behind it."""
-    paths, deciding = (
-        ARCHITECTURE.split(f"## {title}")[1].split("\n## ")[0]
-        for title in ("Paths through the code", "Which file decides")
-    )
-    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", deciding, re.MULTILINE)
-    for cell in [*cells, *re.split("→|\n", paths)]:
+    """Yield each file that decides, and each name behind it."""
+    deciding = ARCHITECTURE.split("## Which file decides")[1].split("\n## ")[0]
+    for cell in re.findall(r"^\| [^|]+ \| ([^|]+) \|$", deciding, re.MULTILINE):
         file = ""
         for name in re.findall("`([^`]+)`", cell):
             file = name if re.fullmatch(r"[\w/]+(\.py|\.csv|/)", name) else file
@@ -191,7 +187,7 @@ def defined_in(path: Path) -> set[str]:
 
 
 def test_files_of_the_architecture_page_define_the_names_behind_them() -> None:
-    """Each file of the paths and of "which file decides" exists, and defines each name that stands behind it."""
+    """Each file of "which file decides" exists, and defines each name behind it."""
     missing, sources = [], [*ROOT.glob("packages/*/src"), ROOT / "packages/headrace/src/headrace"]
     for file, name in named_in_the_architecture():
         path = next((source / file for source in sources if (source / file).exists()), ROOT / file)

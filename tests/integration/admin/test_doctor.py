@@ -42,7 +42,6 @@ def test_the_doctor_examines_what_the_file_uses(
     assert rows[f"topic {name}.dlq", "exists"] == "ok"
     assert rows["cluster", "bootstrap servers"] == "warning"
     assert rows["cluster", "reachable"] == "ok"
-    assert rows["reactive_consumers.push", "backend"] == "warning"
     assert rows["reactive_consumers.push.backend.tls.ca", "certificate"] == "warning"
     if request.config.getoption("--secured"):
         assert rows["cluster", "configuration"] == "warning", "the login has no right to read it"

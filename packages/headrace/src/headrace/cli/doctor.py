@@ -34,7 +34,7 @@ async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -
     try:
         if cluster.file:
             config = cluster.file.model_copy(update={"kafka": cluster.kafka})
-            found += [*await _machine(config), *await machine_checks(config)]
+            found += [*await _machine(config), *machine_checks(config)]
             required = topic_requirements(config)
             found += await examination(config.kafka, Admin(cluster.kafka), lambda: required)()
         if topics or not cluster.file:

@@ -1,22 +1,17 @@
-"""What `headrace doctor` measures of the machine, and of servers other than Kafka."""
+"""What `headrace doctor` measures of the machine, and of the certificates that a file names."""
 
-import asyncio
-import resource
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
 from headrace.config.model import HeadraceConfig
 from headrace.consumers.feature_checks import feature_checks
 from headrace.consumers.preconditions import Finding, State, judged
-from headrace.http.server import open_files
 from headrace.runtime.memory import machine_bytes
 from headrace.runtime.tls import first_end
 
-_LIMIT_SECONDS = 3.0
 _MEMORY = Path("/proc/meminfo")
 _MIB, _GIB, _DAY_SECONDS = 1 << 20, 1 << 30, 86_400.0
 _LEAST_FREE_BYTES = 256 * _MIB
@@ -24,28 +19,19 @@ _LEAST_FREE_PART = 0.1
 _SOON_DAYS = 30
 
 
-async def machine_checks(config: HeadraceConfig) -> list[Finding]:
-    """Return the state of memory, disk, open files, certificates and backends that a configuration names.
+def machine_checks(config: HeadraceConfig) -> list[Finding]:
+    """Return the state of memory, disk and certificates that a configuration names.
 
     Raises:
         PipelineInvalid: A pipeline file is not usable.
     """
-    needed = sum(checks.memory_bytes(config) for checks in feature_checks())
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = open_files(
-        config.http.max_connections + (2 if config.http.tls.certificate else 1) * config.http.max_readers
-    )
-    found = [judge_open_files(files, files if limit == resource.RLIM_INFINITY else limit)]
-    if needed:
+    found = [*_certificates(config)]
+    if needed := sum(checks.memory_bytes(config) for checks in feature_checks()):
         disk = sum(checks.disk_bytes(config) for checks in feature_checks())
         found += [judge_memory(needed, machine_bytes(), _free_memory_bytes()), _disk(config.state_dir, disk)]
     if config.audit.to == "file":
         found.append(_disk(config.audit.file, 0, "audit.file"))
-    found += _certificates(config)
-    backends = {f"reactive_consumers.{name}": one.backend.url for name, one in config.reactive_consumers.items()}
-    if config.health.downstream_url:
-        backends["health"] = config.health.downstream_url
-    return found + list(await asyncio.gather(*(_backend(*one) for one in backends.items())))
+    return found
 
 
 def _free_memory_bytes() -> int:
@@ -85,19 +71,6 @@ def _certificates(config: HeadraceConfig) -> Iterator[Finding]:
         yield judge_certificate(setting, end, time.time())
 
 
-async def _backend(consumer: str, url: str) -> Finding:
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    shown = f"{parts.scheme}://{parts.hostname}:{port}"  # a path or query may hold a secret
-    try:
-        async with asyncio.timeout(_LIMIT_SECONDS):
-            _, connection = await asyncio.open_connection(parts.hostname, port)
-        connection.close()
-    except OSError as cause:
-        return judge_backend(consumer, shown, cause.strerror or f"no response within {_LIMIT_SECONDS:g} s")
-    return judge_backend(consumer, shown, "")
-
-
 def judge_memory(needed: int, total: int, free: int) -> Finding:
     """Judge the memory that pipelines and tables may take, in bytes, against that of the machine or container."""
     state: State = "failing" if needed > total else "warning" if needed > free else "ok"
@@ -116,21 +89,9 @@ def judge_disk(free: int, total: int, needed: int, setting: str = "state_dir") -
     return judged("machine", f"disk of {setting}", state, found, advice)
 
 
-def judge_open_files(needed: int, limit: int) -> Finding:
-    """Judge the limit of open files, by what `http.max_connections` needs."""
-    advice = "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
-    return judged("machine", "open files", "failing" if needed > limit else "ok", f"{needed} of {limit}", advice)
-
-
 def judge_certificate(setting: str, end: float, now: float) -> Finding:
     """Judge the last moment of a certificate; both are seconds since the epoch."""
     days = (end - now) / _DAY_SECONDS
     state: State = "failing" if days < 0 else "warning" if days < _SOON_DAYS else "ok"
     found = f"valid for {days:.0f} days" if days >= 0 else f"expired {-days:.0f} days ago"
     return judged(setting, "certificate", state, found, "renew it in place: changed files are read without a restart")
-
-
-def judge_backend(consumer: str, url: str, problem: str) -> Finding:
-    """Judge whether a process listens at a backend; `problem` is empty if one does."""
-    advice = f"start the backend, or correct its URL ({url}): records wait for it meanwhile"
-    return judged(consumer, "backend", "warning" if problem else "ok", problem or "listens", advice)

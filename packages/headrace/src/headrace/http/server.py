@@ -46,14 +46,9 @@ _SETTINGS: Final = {"http": "http.port", "management": "http.management.port"}
 log = logging.getLogger(__name__)
 
 
-def open_files(connections: int) -> int:
-    """Return how many files a process with this many connections opens at most."""
-    return connections + RESERVED_CONNECTIONS + _OTHER_FILES
-
-
 def allow_open_files(connections: int) -> None:
     """Raise the soft limit of open files to the hard one; EnvironmentProblem if that is too low."""
-    needed = open_files(connections)
+    needed = connections + RESERVED_CONNECTIONS + _OTHER_FILES
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
         raise EnvironmentProblem(

@@ -153,7 +153,7 @@ class ConsoleUnderTest:
         return int(found[1]) / 1024 if found else 0.0
 
     def share(self, seconds: float) -> float:
-        """Return which share of a core it takes while so many seconds pass, in percent."""
+        """Return which share of a core it takes while this many seconds pass, in percent."""
         before = self.seconds
         time.sleep(seconds)
         return 100 * (self.seconds - before) / seconds

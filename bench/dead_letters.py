@@ -83,7 +83,7 @@ def watched(bench: Bench, topic: str, process: subprocess.Popen[str]) -> list[Pr
 
 
 def filled(bench: Bench, records: int) -> str:
-    """Return a new topic with so many dead letters."""
+    """Return a new topic with this many dead letters."""
     topic = bench.topic("dead", PARTITIONS, ".dlq")
     fill(bench, topic, records)
     return topic

@@ -97,7 +97,7 @@ class Bench:
         return unique
 
     def full(self, records: int, loop: str = "produce") -> str:
-        """Return a topic with so many records of a bare loop; it is filled once."""
+        """Return a topic with this many records of a bare loop; it is filled once."""
         if (records, loop) not in self._full:
             self._full[records, loop] = self.topic("full")
             self.bare(loop, self._full[records, loop], records)

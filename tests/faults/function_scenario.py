@@ -53,7 +53,7 @@ class FunctionScenario(PushScenario):
         )
 
     def fault_since(self, begin: float, most: float) -> None:
-        """Record that until now so many records may be called again."""
+        """Record that this many records up to now may be called again."""
         self.faults.append(Fault(begin, time.time(), most))
 
 

@@ -80,7 +80,7 @@ class Poster(Background):
         return [*self.with_outcome("fail"), *self.with_outcome("unknown")]
 
     def wait_for_more(self, records: int = 200, outcome: str = "ok") -> None:
-        """Wait until so many more records have an outcome than now."""
+        """Wait until this many more records have an outcome than now."""
         wanted = len(self.with_outcome(outcome)) + records
         Scenario.wait_until(lambda: len(self.with_outcome(outcome)) >= wanted, f"{records} records {outcome}")
 

@@ -49,7 +49,7 @@ class Hostile:
     """Answers badly now and then; always in the same way to the same request, and never for ever."""
 
     def __init__(self, seed: int, delay_seconds: float = 0.002, poison: float = 2, flaky: float = 10) -> None:
-        """So many of a hundred records always fail, and so many the first time."""
+        """Of a hundred records, `poison` always fail, and `flaky` the first time."""
         self._seed, self._poison, self._flaky = seed, poison, flaky
         self._delay_seconds = delay_seconds
         self._seen: Counter[str] = Counter()
@@ -125,7 +125,7 @@ class PushScenario(Ledger):
         return process
 
     def new(self, records: int) -> list[OutgoingRecord]:
-        """Return so many unique records that nobody has written yet."""
+        """Return this many unique records that nobody has written yet."""
         begin, self.written = self.written, self.written + records
         return list(itertools.islice(unique_records(self.topic, 1), begin, self.written))
 
@@ -163,15 +163,15 @@ class PushScenario(Ledger):
         self.faults.append(Fault(begin, time.time()))
 
     def wait_handled(self, records: int) -> None:
-        """Wait until the backend has handled so many records."""
+        """Wait until the backend has handled this many records."""
         self.wait_until(lambda: self.backend.accepted_records >= records, f"{records} records at the backend")
 
     def wait_more(self, records: int = 500) -> None:
-        """Wait until the backend has handled so many more records than now."""
+        """Wait until the backend has handled this many more records than now."""
         self.wait_handled(self.backend.accepted_records + records)
 
     def wait_members(self, count: int) -> None:
-        """Wait until the group has so many members."""
+        """Wait until the group has this many members."""
         self.wait_until(lambda: self.members(self.group) == count, f"{count} members of {self.group}")
 
     def wait_done(self) -> None:
@@ -211,7 +211,7 @@ class Feeder(Background):
         asyncio.run(self._feed())
 
     async def _feed(self) -> None:
-        # New partitions are to be used soon, and an outage of brokers is to be outlived.
+        # It uses new partitions soon, and outlives an outage of brokers.
         properties = {"topic.metadata.refresh.interval.ms": 500}
         kafka = KafkaConfig(bootstrap_servers=self._scenario.kafka.bootstrap_servers, properties=properties)
         producer = Producer(kafka, ProducerConfig(properties={"delivery.timeout.ms": 200_000}))

@@ -46,7 +46,7 @@ class Steered(PushScenario):
         return {**super().config, "control": {"topic": f"_headrace-control-{self.topic}"}}
 
     def fill_each(self, records: int, keys: int = 7) -> None:
-        """Write so many records of so many keys to each partition."""
+        """Write this many records of this many keys to each partition."""
         made = (
             OutgoingRecord(self.topic, b"k%d" % (n % keys), b"%d-%d" % (p, n), None, p)
             for n in range(records)

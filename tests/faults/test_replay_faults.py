@@ -15,7 +15,7 @@ from tests.faults.push_scenario import PushScenario
 
 PARTITIONS, RECORDS = 3, 600
 BOUND = 40
-"""Twice `flow.max_records`: so many records may come again after a kill."""
+"""Twice `flow.max_records`: how many records may come again after a kill."""
 Start = Callable[..., HeadraceProcess]
 
 

@@ -65,7 +65,7 @@ def function(site: Scenario, headrace: StartHeadrace, tmp_path: Path) -> Callabl
 
 @pytest.fixture
 def calls(site: Scenario, headrace: StartHeadrace, topic: MakeTopic, tmp_path: Path) -> Callable[[int], FunctionCalls]:
-    """Make a function that writes its calls, on a topic of so many partitions."""
+    """Make a function that writes its calls, on a topic of this many partitions."""
     return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
 
 

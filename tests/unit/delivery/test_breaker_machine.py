@@ -23,7 +23,7 @@ WHICH = st.integers(0, 1000)
 
 
 class Timers:
-    """A clock and what is to be called when; time moves only by `advance`."""
+    """A clock, and what it calls when; time moves only by `advance`."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

@@ -63,7 +63,7 @@ class Model(Harness):
         self.wrong: list[str] = []
         self.epochs = self.sought = 0
         self.unwanted = {partition: set[int]() for partition in PARTITIONS}
-        """What somebody said is to be skipped."""
+        """What somebody asked to skip."""
         self.held_partitions: set[TopicPartition] = set()
         self.is_held = self.seeking = False
         self.source.on_commit = self._committed

@@ -49,7 +49,7 @@ class PlannedDeployment(NamedTuple):
     """Per second."""
 
     def cores_of_each(self, processes: float) -> float:
-        """Return what each process takes if so many share the work."""
+        """Return what each process takes if this many share the work."""
         rest = self.processes.process_millicores + self.processes.consumer_millicores * sum(self.consumers) / processes
         busy, wakes = sum(one.busy for one in self.costs), sum(one.wakes for one in self.costs)
         return rest / 1000 + cores_of(busy / processes, wakes / processes)

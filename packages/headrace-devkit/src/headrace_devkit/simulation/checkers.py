@@ -87,7 +87,7 @@ class PushChecker:
         self._lanes[self._lane(record)].append(record.value)
 
     def disturb(self, seconds: float, *processes: str) -> None:
-        """Expect that processes do not know what their group has decided, so long and a drain longer."""
+        """Expect that processes do not know for this time, and a drain longer, what their group has decided."""
         for process in processes:
             self._on_disturbed(process, seconds)
 

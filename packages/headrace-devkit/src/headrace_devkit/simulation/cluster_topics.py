@@ -36,7 +36,7 @@ class ClusterTopics:
         return topic
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Let a topic have so many partitions; it never has fewer."""
+        """Let a topic have this many partitions; it never has fewer."""
         topic = self.topics[name]
         for partition in range(len(topic.partitions), total):
             first = partition % len(self.ids)

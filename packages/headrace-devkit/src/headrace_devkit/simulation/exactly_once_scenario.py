@@ -1,7 +1,7 @@
 """Exactly once under chance: functions from one topic to another, in transactions, while requests arrive late.
 
 In the end a reader at `read_committed` sees one output of each record, or one dead letter. Processes are killed, or
-paused for so long that others have their partitions: then they come back with transactions of before.
+paused until others have their partitions: then they come back with transactions of before.
 """
 
 from collections.abc import Sequence

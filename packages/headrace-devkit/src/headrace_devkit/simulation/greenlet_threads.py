@@ -455,7 +455,7 @@ class Executor(futures.Executor):
     def run(
         self, call: Callable[[], Any], skips: Callable[[], bool], done: Callable[[Any, BaseException | None], object]
     ) -> None:
-        """Run a call, unless it is to be skipped when its turn comes; `done` gets its result, or what it raised."""
+        """Run a call, unless it should be skipped when its turn comes; `done` gets its result, or what it raised."""
         machine = current_machine()
         calls = self._calls.setdefault(machine, _Calls())
         calls.waiting.append((call, skips, done))

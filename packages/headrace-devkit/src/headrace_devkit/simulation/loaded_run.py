@@ -88,7 +88,7 @@ class LoadedRun(ProcessFaults, Generic[Options]):
         self.write(partition, key, json.dumps({"id": self.produced, "poison": poison}).encode())
 
     def write(self, partition: int, key: bytes, value: bytes) -> None:
-        """Write a record whose delivery is to be checked."""
+        """Write a record, and have its delivery checked."""
         log = self.kafka.brokers.log(TOPIC, partition)
         assert log
         at = int((EPOCH_SECONDS + self.world.now) * 1000)

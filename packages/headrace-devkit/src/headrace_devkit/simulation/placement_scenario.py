@@ -29,7 +29,7 @@ from headrace_devkit.simulation.world import EPOCH_SECONDS, Machine, World
 
 CONTROL = "_headrace-control"
 _AWAY_SECONDS = 30.0
-"""In place of five minutes: so long a process keeps its consumers while it is away."""
+"""How long a process that is away keeps its consumers, in place of five minutes."""
 _ALL_AWAY_SECONDS = 24.0
 """In place of one minute: after this time a consumer whose processes are all away gets others."""
 _LONG_SECONDS = 60.0

@@ -13,14 +13,14 @@ class ProcessFaults(ABC):
     """A run of processes that fail."""
 
     faults: ClassVar[Sequence[str]] = ("kill", "kill", "pause", "cut", "cut", "jump", "stop", "stop", "broker")
-    """The methods that break something, each as often as it is to be chosen."""
+    """The methods that break something, as often as each should be chosen."""
     world: World
     kafka: SimulatedKafka
     processes: Sequence[SimulatedProcess]
 
     @abstractmethod
     def disturb(self, seconds: float, *processes: str) -> None:
-        """Expect that processes do not know what their group has decided, so long and a drain longer."""
+        """Expect that processes do not know for this time, and a drain longer, what their group has decided."""
 
     def fault(self) -> None:
         """Break something, by chance; what was broken is whole again after a while."""

@@ -11,7 +11,7 @@ from headrace_devkit.simulation.offsets import Partition
 from headrace_devkit.simulation.produce_queue import QueuedRecord
 
 _PROPAGATION_SECONDS = 30.0
-"""`topic.metadata.propagation.max.ms`: so long a topic that is not there may be one that was just created."""
+"""`topic.metadata.propagation.max.ms`: for this time a missing topic may be one that was just created."""
 _STICKY_SECONDS = 0.01
 """`sticky.partitioning.linger.ms`."""
 

@@ -23,7 +23,7 @@ class RedriveRun(JobRun):
         super().__init__(world, choices, DEAD_LETTERS)
         self._is_exactly_once = is_exactly_once
         self._dead_letters = range(0, choices.records, _FAILING)
-        """The values that the backend refuses: not so many that its breaker opens."""
+        """The values that the backend refuses: too few to open its breaker."""
 
     @property
     def total(self) -> int:

@@ -18,7 +18,7 @@ def _reader(stage: ClientStage, **config: Any) -> Any:
 
 
 def _taken(stage: ClientStage, reader: Any, seconds: float, ends: int = 1) -> list[str]:
-    """Return what a reader gets until it has reported the end of a partition so many times, or the time is over."""
+    """Return what a reader gets until it has reported the end of a partition this many times, or the time is over."""
     found: list[str] = []
     end = stage.now() + seconds
     while ends and stage.now() < end:

@@ -240,7 +240,7 @@ class Placements(Reconciler):
         ]
 
     def _is_left(self, names: Sequence[str], processes: Sequence[PlacedProcess]) -> bool:
-        """Whether all processes of a consumer are away for so long that it gets others."""
+        """Whether all processes of a consumer are away long enough that others get it."""
         since = self._clock.monotonic() - _ALL_AWAY_SECONDS
         is_left = all(self._away.get(name, math.inf) <= since for name in names)
         return is_left and 2 * sum(one.is_away for one in processes) <= len(processes)

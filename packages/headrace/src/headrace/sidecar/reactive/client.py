@@ -255,7 +255,7 @@ class BackendClient:
         self._timeout_seconds = timeout_seconds
         self._token = token
         self._send = functools.partial(self._send_with, token) if token else self._connections.request
-        """Sends a head and a body, and returns the response after at most so many seconds."""
+        """Sends a head and a body, and returns the response within this many seconds."""
         self._what = what
         self._starts: dict[str, str] = {}
         """How the line of a header begins, by its name; see `_start_of`."""

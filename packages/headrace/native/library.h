@@ -1,4 +1,4 @@
-/* What the native door uses of librdkafka: the library that confluent-kafka ships, found when the module is opened.
+/* What the compiled module uses of librdkafka: the library that confluent-kafka ships, found when the module is opened.
 
    No header of librdkafka is at hand where Headrace is built, so its public interface is declared here. `rdk` holds the
    functions by their names without the prefix rd_kafka_. The numbers are those of rdkafka.h, which never change. */

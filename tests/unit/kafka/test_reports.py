@@ -31,7 +31,8 @@ async def test_a_record_is_where_the_report_says(offset: int, acks: str, result:
     posted: list[WriteRequest] = []
     settings = ProducerConfig(properties={} if acks == "all" else {"enable.idempotence": False, "acks": "0"})
     kafka = KafkaConfig(native="off")
-    client = ProducerClient("p", Admin(kafka), settings, LoopBridge(asyncio.get_running_loop(), posted.extend))
+    bridge = LoopBridge(asyncio.get_running_loop(), posted.extend)
+    client = ProducerClient("p", Admin(kafka), settings, bridge, lambda cause: None)
     assert isinstance(client._client, PolledClient)
     records = [OutgoingRecord("t", None, b"", [], 0, 0)]
     request = WriteRequest(records, Claim(("t", 0), 0), posted.append, lambda results: None)

@@ -33,6 +33,7 @@ from confluent_kafka import admin
 import headrace
 from headrace.feature import features, imported
 from headrace.kafka import consumer, producer_client
+from headrace.kafka.client import native
 from headrace.runtime import failpoints, gauge_registry, memory, threads
 from headrace.runtime.telemetry import correlation
 from headrace_devkit.simulation import greenlet_threads
@@ -100,6 +101,7 @@ def _state() -> list[tuple[dict[str, Any], str, Any]]:
     """Return what the modules of a new process know: a run must not depend on those before it, in the same process."""
     return [
         (vars(threads), "_pool", None),
+        (vars(native), "_opened", lambda: None),  # it opens sockets of the machine
         (vars(threads), "_unreturned", []),
         (vars(consumer), "_consumers", WeakSet()),  # those of killed machines hang for ever
         (vars(correlation), "_made", correlation._MadeIds()),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -13,7 +13,7 @@ from headrace.kafka.client.properties import client_log
 from headrace.kafka.polled_client import Refused
 from headrace.kafka.write_request import ProduceResult, WriteRequest
 from headrace.records import OutgoingRecord, WrittenRecords
-from headrace.runtime import blocking, clock
+from headrace.runtime import LoopBridge, blocking, clock
 
 _MOST_REPORTS = 4000
 """Most reports of one turn of the loop: they take about a millisecond."""
@@ -29,22 +29,21 @@ class NativeClient:
 
     def __init__(
         self,
-        door: ModuleType,
+        module: ModuleType,
         properties: Mapping[str, Any],
         note_error: Callable[[library.KafkaError], None],
         result: Callable[..., ProduceResult],
-        collect: Callable[[Callable[[], object]], None],
+        bridge: LoopBridge[WriteRequest],
     ) -> None:
-        """Open it; `collect` runs a call that takes reports, and then completes requests."""
+        """Open it; requests whose results are all known go to the loop of `bridge`."""
         self._note_error = note_error
         self._result = result
-        self._collect = collect
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._bridge = bridge
         self._is_empty = blocking.Event()
         self._is_closed = False
         own = {name: _text(value) for name, value in properties.items() if name != "logger"}
         try:
-            self._client = door.Producer({**own, "log.queue": "true"})
+            self._client = module.Producer({**own, "log.queue": "true"})
         except ValueError as cause:
             raise library.KafkaException(library.KafkaError(_INVALID_ARGUMENT, str(cause))) from None
 
@@ -52,10 +51,18 @@ class NativeClient:
         return len(self._client)
 
     def open(self, on_death: Callable[[BaseException], None]) -> None:
-        self._on_death = on_death
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._client.fileno(), self._take)
-        self._loop.call_soon(self._take)  # the descriptor tells only what comes into an empty queue
+        self._bridge.loop.call_soon_threadsafe(self._watch, on_death)
+
+    def _watch(self, on_death: Callable[[BaseException], None]) -> None:
+        def take() -> None:
+            if not self._is_closed:
+                try:
+                    self._bridge.collect(functools.partial(self._drain, take))
+                except Exception as cause:  # noqa: BLE001 boundary: the owner gets it, as from a thread
+                    on_death(cause)
+
+        self._bridge.loop.add_reader(self._client.fileno(), take)
+        take()  # the descriptor tells only what comes into an empty queue
 
     def produce(self, request: WriteRequest, records: Sequence[OutgoingRecord], first: int, at_once: bool) -> Refused:
         refused = self._client.produce(request, records, first, at_once)
@@ -66,15 +73,7 @@ class NativeClient:
             return index, ValueError(text)
         return index, library.KafkaException(library.KafkaError(code, text, is_fatal))
 
-    def _take(self) -> None:
-        if self._is_closed:
-            return
-        try:
-            self._collect(self._drain)
-        except Exception as cause:  # noqa: BLE001 boundary: the owner gets it, as from a thread
-            self._on_death(cause)
-
-    def _drain(self) -> None:
+    def _drain(self, again: Callable[[], None]) -> None:
         completed, events, more = self._client.drain(_MOST_REPORTS)
         for request, first, count, found in completed:
             if type(found) is bytes:
@@ -88,8 +87,8 @@ class NativeClient:
                 client_log.log(_LEVELS[event[0]], event[1])
             elif event is not None:
                 self._note_error(library.KafkaError(*event))
-        if more and self._loop:
-            self._loop.call_soon(self._take)
+        if more:
+            self._bridge.loop.call_soon(again)
         elif not len(self._client):
             self._is_empty.set()
 
@@ -113,9 +112,8 @@ class NativeClient:
             if len(self._client):
                 self._is_empty.wait(left)
         self._is_closed = True
-        if self._loop:
-            with contextlib.suppress(RuntimeError):  # the loop has closed
-                self._loop.call_soon_threadsafe(self._loop.remove_reader, self._client.fileno())
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._bridge.loop.call_soon_threadsafe(self._bridge.loop.remove_reader, self._client.fileno())
         self._client.close()
 
     def set_sasl_credentials(self, user: str, password: str) -> None:

@@ -36,7 +36,7 @@ class PolledClient:
         return len(self._client)
 
     def open(self, on_death: Callable[[BaseException], None]) -> None:
-        """Begin to take reports, on the loop; `on_death` is called if that fails there."""
+        """Begin to take reports; `on_death` is called on the loop if that fails there."""
 
     def produce(self, request: WriteRequest, records: Sequence[OutgoingRecord], first: int, at_once: bool) -> Refused:
         """Take the records of a request from its index `first` on, up to one that is refused; on the loop.

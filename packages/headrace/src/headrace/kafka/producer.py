@@ -166,8 +166,8 @@ class Producer(Service):
 
     def _open_client(self, name: str, settings: ProducerConfig) -> ProducerClient:
         assert self._bridge
-        client = ProducerClient(name, self._admin, settings, self._bridge)
-        client.start(self.die)
+        client = ProducerClient(name, self._admin, settings, self._bridge, self.die)
+        client.start()
         return client
 
     async def _take_slices(

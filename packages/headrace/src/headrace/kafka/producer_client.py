@@ -1,8 +1,7 @@
-"""The client of a producer: when it gets records, and when another one takes its place."""
+"""The client of a producer, and when another one replaces it."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -13,7 +12,7 @@ from headrace.kafka.client import library
 from headrace.kafka.client.access import is_refused, principal_of, refusal_in
 from headrace.kafka.client.credentials import ClientReplacement
 from headrace.kafka.client.error_map import repeat_error, report_error, write_error
-from headrace.kafka.client.native import native_door
+from headrace.kafka.client.native import native_module
 from headrace.kafka.client.properties import client_log, producer_properties
 from headrace.kafka.native_client import NativeClient
 from headrace.kafka.polled_client import PolledClient
@@ -49,15 +48,26 @@ class ProducerClient:
     The client is replaced after a fatal error, and when files of `kafka.security` have changed.
     """
 
-    def __init__(self, name: str, admin: Admin, settings: ProducerConfig, bridge: LoopBridge[WriteRequest]) -> None:
-        """Open a client; `bridge` takes the requests whose results are all known."""
+    def __init__(
+        self,
+        name: str,
+        admin: Admin,
+        settings: ProducerConfig,
+        bridge: LoopBridge[WriteRequest],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        """Open a client.
+
+        `bridge` takes the requests whose results are all known; `on_death` is called on its loop if reports cannot be
+        taken any more.
+        """
         # Settings
         self._name = name
         self._admin = admin
         self._settings = settings
         # For good
         self._bridge = bridge
-        self._loop = asyncio.get_running_loop()
+        self._on_death = on_death
         self._work = blocking.Event()
         self._replacement = ClientReplacement(admin.config.security, self._new_client)
         self._thread: OwnedThread | None = None
@@ -80,12 +90,11 @@ class ProducerClient:
         """Whether its thread takes reports."""
         return self._thread is not None and not self._thread.stop_requested.is_set()
 
-    def start(self, on_death: Callable[[BaseException], None]) -> None:
-        """Start the thread; `on_death` is called on the loop if it ends with an error."""
-        self._on_death = on_death
-        self._client.open(on_death)
-        self._replacement.open(self._name, self._loop, self._use, self._work.set)
-        self._thread = OwnedThread(self._name, self._serve, on_death)
+    def start(self) -> None:
+        """Start the thread."""
+        self._client.open(self._on_death)
+        self._replacement.open(self._name, self._bridge.loop, self._use, self._work.set)
+        self._thread = OwnedThread(self._name, self._serve, self._on_death)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -186,7 +195,7 @@ class ProducerClient:
     def _replace_client(self) -> None:
         # Fatal errors of librdkafka are final. The records of the old client get reports that mean "unknown".
         old, self._client = self._client, self._new_client()
-        self._loop.call_soon_threadsafe(self._client.open, self._on_death)
+        self._client.open(self._on_death)
         old.purge()
         old.close(_STOP_SECONDS)
         self._health = _Health()
@@ -212,6 +221,6 @@ class ProducerClient:
         properties = producer_properties(self._admin.config, self._settings, client_id)
         if self._settings.batch_bytes == 1:
             properties["retry.backoff.ms"] = _BACKOFF_MS  # a refused record repeats what is in flight behind it
-        if door := native_door(self._admin.config):
-            return NativeClient(door, properties, self._note_error, self._result, self._bridge.collect)
+        if module := native_module(self._admin.config):
+            return NativeClient(module, properties, self._note_error, self._result, self._bridge)
         return PolledClient(properties, self._note_error, self._result)

@@ -33,7 +33,7 @@ class LoopBridge(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[T]], None]) -> None:
         """Deliver items to `deliver`, which runs on `loop` with a list of one or more items."""
-        self._loop = loop
+        self.loop = loop
         self._deliver = deliver
         self._items: deque[T] = deque()
         self._awake = False
@@ -46,7 +46,7 @@ class LoopBridge(Generic[T]):
         if not self._awake:
             self._awake = True
             try:
-                self._loop.call_soon_threadsafe(self._run)
+                self.loop.call_soon_threadsafe(self._run)
             except RuntimeError:
                 self._items.clear()
 

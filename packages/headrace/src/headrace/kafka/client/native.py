@@ -1,4 +1,4 @@
-"""The native door: the compiled module that takes and gives Kafka's records in columns."""
+"""The compiled module that writes and reads Kafka's records without an object for each."""
 
 import functools
 import importlib
@@ -16,7 +16,7 @@ _OLDEST, _NEWEST = 0x02_06_00_00, 0x03_00_00_00
 _MODULE: Final = "headrace.kafka._columns"
 
 
-def native_door(kafka: KafkaConfig) -> ModuleType | None:
+def native_module(kafka: KafkaConfig) -> ModuleType | None:
     """Return the compiled module; None if the file says `off`, or if it is not usable here."""
     return _opened() if kafka.native == "auto" else None
 

@@ -189,7 +189,7 @@ async def post(what: str, servers: str, topic: str, records: int, port: int) -> 
     client = BackendClient(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_response_bytes=1_048_576)
 
     async def send(body: bytes) -> None:
-        await client.post(body, "Content-Type: application/json\r\n")
+        await client.post(body, b"Content-Type: application/json\r\n")
         capacity.release()
 
     while seen < records:

@@ -290,7 +290,7 @@ def test_the_backends_shown_take_what_their_mode_sends(mode: Any, command: str, 
         async def deliver() -> list[Reply]:
             destination = HttpDestination("backend", backend, RetryConfig(), stored, SystemClock())
             post = destination.client.post
-            destination.client.post = lambda body, lines="": posted.append(body) or post(body, lines)
+            destination.client.post = lambda body, lines=b"": posted.append(body) or post(body, lines)
             outcomes = await destination.deliver(delivery)
             await destination.stop()
             return list(outcomes)

@@ -46,8 +46,8 @@ class Wire(asyncio.Transport):
         self.aborted = False
         self.waiting = 0
 
-    def writelines(self, list_of_data: Any) -> None:
-        self.sent += b"".join(list_of_data)
+    def write(self, data: Any) -> None:
+        self.sent += data
 
     def abort(self) -> None:
         self.aborted = True
@@ -62,7 +62,7 @@ def read(pieces: list[bytes]) -> tuple[BackendResponse | str, bool]:
     async def main() -> tuple[BackendResponse | str, bool]:
         connection, wire = Connection(100), Wire()
         connection.connection_made(wire)
-        waiter = connection.send((b"request", b"body"), asyncio.get_running_loop().time() + 600)
+        waiter = connection.send(b"requestbody", asyncio.get_running_loop().time() + 600)
         await asyncio.sleep(0)
         assert wire.sent == b"requestbody"
         for piece in pieces:
@@ -112,7 +112,7 @@ async def test_a_request_that_was_not_sent_is_not_done(status: bytes, counts: bo
     """A success that comes before the whole request is none; a failure is one, and the connection ends."""
     connection, wire = Connection(100), Wire()
     connection.connection_made(wire)
-    waiter = connection.send((b"x",), asyncio.get_running_loop().time() + 600)
+    waiter = connection.send(b"x", asyncio.get_running_loop().time() + 600)
     await asyncio.sleep(0)
     wire.waiting = 1
     connection.data_received(b"HTTP/1.1 " + status + b" Early\r\nContent-Length: 0\r\n\r\n")
@@ -129,7 +129,7 @@ async def test_bytes_before_a_request_is_sent_are_not_its_response() -> None:
     """A request waits for the next turn of the loop; what arrives until then belongs to an earlier one."""
     connection, wire = Connection(100), Wire()
     connection.connection_made(wire)
-    pending = connection.send((b"x",), asyncio.get_running_loop().time() + 600)
+    pending = connection.send(b"x", asyncio.get_running_loop().time() + 600)
     connection.data_received(RESPONSES[0])
     with pytest.raises(Broken) as caught:
         await pending
@@ -148,7 +148,7 @@ async def test_a_task_that_waits_continues_with_any_context(how: str) -> None:
 
     async def wait() -> None:
         try:
-            ends.append((await connection.send((b"x",), loop.time() + 600)).status)
+            ends.append((await connection.send(b"x", loop.time() + 600)).status)
         except (Broken, asyncio.CancelledError) as cause:
             ends.append(type(cause))
 
@@ -174,11 +174,11 @@ async def test_each_request_on_a_connection_has_its_own_deadline(first: float, s
     """An earlier one with less or more time left changes nothing."""
     connection = Connection(100)
     connection.connection_made(Wire())
-    earlier = connection.send((b"x",), asyncio.get_running_loop().time() + first)
+    earlier = connection.send(b"x", asyncio.get_running_loop().time() + first)
     await asyncio.sleep(0)
     connection.data_received(RESPONSES[0])
     assert (await earlier).body == b"hello"
-    later = connection.send((b"x",), asyncio.get_running_loop().time() + second)
+    later = connection.send(b"x", asyncio.get_running_loop().time() + second)
     if second < first:
         with pytest.raises(Broken, match="no response arrived in time"):
             async with asyncio.timeout(60):
@@ -213,9 +213,9 @@ def test_one_that_is_cancelled_before_it_is_sent_is_not_sent() -> None:
             forbidden=lambda _: "",
             unavailable=lambda cause: DestinationUnavailable(str(cause), url=""),
         )
-        await asyncio.gather(*(pool.request("first", b"", 60) for _ in range(20)))
+        await asyncio.gather(*(pool.request(b"first", 60) for _ in range(20)))
         await until(lambda: len(pool._idle) == 20)
-        tasks = [loop.create_task(pool.request(f"<{number}>", b"", 60)) for number in range(20)]
+        tasks = [loop.create_task(pool.request(b"<%d>" % number, 60)) for number in range(20)]
         tasks[18].cancel()
         await asyncio.sleep(0)
         tasks[19].cancel()  # its request waits for the next turn of the loop

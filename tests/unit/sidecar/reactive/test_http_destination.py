@@ -38,8 +38,8 @@ class FakeClient:
         self.response = BackendResponse(status, headers, body)
         self.posts: list[tuple[bytes, dict[str, str]]] = []
 
-    async def post(self, body: bytes, lines: str) -> BackendResponse:
-        self.posts.append((body, dict(line.split(": ", 1) for line in lines.splitlines())))
+    async def post(self, body: bytes, lines: bytes) -> BackendResponse:
+        self.posts.append((body, dict(line.split(": ", 1) for line in lines.decode().splitlines())))
         return self.response
 
 

@@ -33,7 +33,7 @@ class _Response(Protocol):
 
 class _Client(Protocol):
     def get(self, path: str) -> Awaitable[_Response]: ...
-    def post(self, body: bytes, lines: str = "") -> Awaitable[_Response]: ...
+    def post(self, body: bytes, lines: bytes = b"") -> Awaitable[_Response]: ...
     def close(self) -> None: ...
 
 
@@ -75,7 +75,7 @@ class PassThrough:
         )
         try:
             if request.head.method == "POST":
-                response = await client.post(call.body, f"Content-Type: {JSON}\r\n")
+                response = await client.post(call.body, f"Content-Type: {JSON}\r\n".encode())
             else:
                 path = urlsplit(url).path
                 response = await client.get(f"{path}?{query}" if query else path)

@@ -10,7 +10,7 @@ Source: RFC 9112.
 import asyncio
 import fcntl
 import termios
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextvars import Context
 from typing import Any, Final, NamedTuple, cast
 
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._response: BackendResponse | None = None
 
-    def send(self, request: Sequence[bytes], end: float, *, at_once: bool = False) -> PendingResponse:
+    def send(self, request: bytes, end: float, *, at_once: bool = False) -> PendingResponse:
         """Send a request; its end is a response, or `Broken`, until `end` of the clock.
 
         If not `at_once`, it is sent in the next turn of the loop, and bytes that have arrived by then are of an earlier
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         fcntl.ioctl(self._socket, termios.FIONREAD, _UNREAD_BYTES)
         return _UNREAD_BYTES[:4] != _NOTHING
 
-    def _write(self, request: Sequence[bytes], end: float, waiter: PendingResponse) -> None:
+    def _write(self, request: bytes, end: float, waiter: PendingResponse) -> None:
         if waiter.outcome:  # cancelled; the connection has had nothing of it
             return
         self.reusable = False
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
         try:
-            self._transport.writelines(request)
+            self._transport.write(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
             self._fail(f"it closed the connection without a response ({cause})", resend=True)
 

@@ -38,8 +38,6 @@ _LONG_REST_SECONDS: Final = 0.1
 _REPEAT_MEMORY_SECONDS: Final = 60.0
 _FEW: Final = 8
 """Requests in flight up to which each is sent at once."""
-_SMALL_BYTES: Final = 16_384
-"""A smaller body is sent in one piece with its head."""
 
 
 class ConnectionPool:
@@ -82,29 +80,31 @@ class ConnectionPool:
         """Until when responses may come twice, on the loop's clock."""
         self._closed = False
 
-    async def request(self, head: str, body: bytes, seconds: float) -> BackendResponse:
-        """Return the response to a request, after at most `seconds`; `head` has no empty line.
+    async def request(self, request: bytes, seconds: float) -> BackendResponse:
+        """Return the response to a request, after at most `seconds`.
 
         The request is repeated at once only if a kept connection turns out to be closed, or its response is doubtful.
 
         Raises:
             DestinationUnavailable: No complete response arrived in time.
         """
-        start = f"{head}\r\n".encode()
-        pieces = (start + body,) if len(body) < _SMALL_BYTES else (start, body)
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         end, kept = now + seconds, self._kept(now)
         while True:
             try:
                 connection = kept or await self._new(end)
                 try:
-                    return await connection.send(pieces, end, at_once=self._may_send)
+                    return await connection.send(request, end, at_once=self._may_send)
                 finally:
                     self._release(connection)
             except Broken as cause:
                 if kept is None or not cause.resend:
                     raise self._unavailable(cause) from cause
             kept = None
+
+    @functools.cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # which makes a system call
 
     @property
     def _may_send(self) -> bool:
@@ -146,13 +146,12 @@ class ConnectionPool:
             self._rest()
 
     def _rest(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(_LONG_REST_SECONDS if loop.time() < self._long_rest_until else _REST_SECONDS, self._period_over)
+        seconds = _LONG_REST_SECONDS if self._loop.time() < self._long_rest_until else _REST_SECONDS
+        self._loop.call_later(seconds, self._period_over)
 
     def _period_over(self) -> None:
         """Put back the connections that were silent for a whole period, after the loop has read what arrived in it."""
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._idle.extend, self._rested)
+        self._loop.call_soon(self._loop.call_soon, self._idle.extend, self._rested)
         self._rested = self._resting
         self._resting = deque()
         if self._rested:
@@ -173,7 +172,7 @@ class ConnectionPool:
 
     def _rest_longer(self) -> None:
         """Let connections rest longer: the server has sent more than one response to a request."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if now >= self._long_rest_until:
             log.warning(
                 "%s:%d sent bytes that belong to no request; closed the connection. Send one response per request",
@@ -255,17 +254,17 @@ class BackendClient:
         self._timeout_seconds = timeout_seconds
         self._token = token
         self._send = functools.partial(self._send_with, token) if token else self._connections.request
-        """Sends a head and a body, and returns the response within this many seconds."""
+        """Sends a request, and returns the response within this many seconds."""
         self._what = what
         self._starts: dict[str, str] = {}
         """How the line of a header begins, by its name; see `_start_of`."""
         fixed = headers or {}
-        self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self.lines(list(fixed.items()))}"
+        self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n".encode() + self.lines([*fixed.items()])
         self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
-        self._post = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
+        self._post = b"POST %b HTTP/1.1\r\n%b" % (_target(parts.path, parts.query), self._fixed)
         """How the head of every POST begins."""
 
-    def post(self, body: bytes, lines: str = "") -> Coroutine[Any, Any, BackendResponse]:
+    def post(self, body: bytes, lines: bytes = b"") -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to a POST; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
@@ -274,7 +273,8 @@ class BackendClient:
         Raises:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
-        return self._send(f"{self._post}{lines}Content-Length: {len(body)}\r\n", body, self._timeout_seconds)
+        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (self._post, lines, len(body), body)
+        return self._send(request, self._timeout_seconds)
 
     def get(self, path: str) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to `GET path` of the same server, with or without a query.
@@ -283,11 +283,11 @@ class BackendClient:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
         name, _, query = path.partition("?")
-        return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"", self._timeout_seconds)
+        return self._send(b"GET %b HTTP/1.1\r\n%b\r\n" % (_target(name, query), self._fixed), self._timeout_seconds)
 
     def options(self) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to an OPTIONS request for the URL, which changes nothing; raises like `get`."""
-        return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"", self._timeout_seconds)
+        return self._send(b"OPTIONS%b\r\n" % self._post.removeprefix(b"POST"), self._timeout_seconds)
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail as unavailable."""
@@ -300,7 +300,7 @@ class BackendClient:
         text = f"waiting for the {self._what} {self.url}: {cause}"
         return DestinationUnavailable(text, url=self.url, broken_off=cause.closed)
 
-    async def _send_with(self, token: Token, head: str, body: bytes, seconds: float) -> BackendResponse:
+    async def _send_with(self, token: Token, request: bytes, seconds: float) -> BackendResponse:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         for again in (False, True):
@@ -309,14 +309,14 @@ class BackendClient:
                     value = await token.value()
             except TimeoutError as cause:
                 raise self.unavailable(Broken("no token arrived in time (timeout_seconds)")) from cause
-            authorized = f"{head}Authorization: Bearer {value}\r\n"
-            response = await self._connections.request(authorized, body, end - loop.time())
+            authorized = request.replace(b"\r\n", f"\r\nAuthorization: Bearer {value}\r\n".encode(), 1)
+            response = await self._connections.request(authorized, end - loop.time())
             if response.status != 401 or again:
                 break
             token.forget(value)
         return response
 
-    def lines(self, headers: Sequence[tuple[str, str]]) -> str:
+    def lines(self, headers: Sequence[tuple[str, str]]) -> bytes:
         """Return the lines of headers of a request.
 
         In values, control characters and those outside ASCII are percent-encoded. A header is left out if its name is
@@ -328,7 +328,7 @@ class BackendClient:
         found = self._starts.get
         return "".join(
             [f"{start}{value}\r\n" for name, value in headers if (start := found(name) or self._start_of(name))]
-        )
+        ).encode()
 
     def _start_of(self, name: str) -> str:
         """Return how a header's line begins, or nothing if it must not be sent; kept, since names are few."""
@@ -367,11 +367,10 @@ def client_of(
     )
 
 
-def _target(path: str, query: str) -> str:
+def _target(path: str, query: str) -> bytes:
     """Return path and query as a request line has them."""
-    return quote(path or "/", safe="/%:@!$&'()*+,;=-._~") + (
-        f"?{quote(query, safe='/?%:@!$&()*+,;=-._~')}" if query else ""
-    )
+    text = quote(path or "/", safe="/%:@!$&'()*+,;=-._~")
+    return (f"{text}?{quote(query, safe='/?%:@!$&()*+,;=-._~')}" if query else text).encode()
 
 
 class _StoredOffset(msgspec.Struct):

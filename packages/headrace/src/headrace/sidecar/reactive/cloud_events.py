@@ -43,7 +43,7 @@ class CloudEvent(NamedTuple):
 
 def structured(
     payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch
-) -> tuple[bytes, str]:
+) -> tuple[bytes, bytes]:
     """Return body and header lines of mode `cloudevents_structured`."""
     key = payloads.key_text(records.keys[0])
     event = _json_of(_event_of(payloads, delivery, records[0], key))
@@ -52,7 +52,7 @@ def structured(
 
 def binary(
     payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch
-) -> tuple[bytes, str]:
+) -> tuple[bytes, bytes]:
     """Return body and header lines of mode `cloudevents_binary`."""
     key = payloads.key_text(records.keys[0])
     event = _event_of(payloads, delivery, records[0], key)

@@ -20,8 +20,9 @@ Line = tuple[str, str]
 """Name and value of a header."""
 
 _MOST_TEMPLATES: Final = 10_000
-_MARKS: Final = ('"identity"', '"offset"', '"timestamp"', '"key"')
-"""What a template has in place of values; no other value has quotes, see `safe`."""
+_MARKS: Final = {'"identity"': b"%b", '"offset"': b"%d", '"timestamp"': b"%d", '"key"': b"%b"}
+"""What a template has in place of values, and how it is filled; no other value has quotes, see `safe`."""
+_IDENTITY, _OFFSET, _TIMESTAMP, _KEY = _MARKS
 _PLAIN: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 _IS_SAFE: Final = re.compile(r"[!#$&-~]*")
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?")
@@ -31,12 +32,12 @@ _TRACE_STATE: Final = re.compile(rb"[ -~]{1,512}")
 class DeliveryLines:
     """Makes the header lines of deliveries; what most records of a partition share is in a template."""
 
-    def __init__(self, lines_of: Callable[[Sequence[Line]], str]) -> None:
+    def __init__(self, lines_of: Callable[[Sequence[Line]], bytes]) -> None:
         """Prepare; `lines_of` returns headers as the lines of a request."""
         self._lines_of = lines_of
-        self._templates: dict[tuple[object, ...], str] = {}
+        self._templates: dict[tuple[object, ...], bytes] = {}
 
-    def of_array(self, delivery: Delivery) -> str:
+    def of_array(self, delivery: Delivery) -> bytes:
         """Return the lines of a request whose body is a JSON array of records."""
         return self._lines_of(_traced([("Content-Type", "application/json"), *_replay(delivery)]))
 
@@ -47,16 +48,19 @@ class DeliveryLines:
         key: str | None,
         content_type: str = "",
         more: Sequence[Line] = (),
-    ) -> str:
+    ) -> bytes:
         """Return the lines of a request with one record: identity, position, key, headers, trace, and `more`."""
         own = records.headers[0] if records.headers else None
         # What most records share.
         group, partition, epoch, _, attempt, replay = delivery
         name = group, partition, epoch, attempt, replay, content_type, key is None, not own
         template = self._templates.get(name) or self._make(name, delivery, content_type)
-        offset = records.offsets[0]
+        offset, timestamp_ms = records.offsets[0], records.timestamps_ms[0]
         identity = safe(delivery_id(delivery, offset, own)) if own else ""
-        lines = template.format(identity, offset, records.timestamps_ms[0], "" if key is None else safe(key))
+        values = (offset,) if key is None else (safe(key).encode(), offset)
+        lines = template % (
+            (identity.encode(), offset, timestamp_ms, *values[:-1]) if own else (offset, offset, timestamp_ms, *values)
+        )
         # What only some have.
         others = list(more)
         if records.values[0] is None:
@@ -65,9 +69,9 @@ class DeliveryLines:
             others += _own_lines(own, identity)
         return lines + self._lines_of(_traced(others)) if others or tracing.tracer else lines
 
-    def _make(self, name: tuple[object, ...], delivery: Delivery, content_type: str) -> str:
+    def _make(self, name: tuple[object, ...], delivery: Delivery, content_type: str) -> bytes:
         *_, has_no_key, has_no_headers = name
-        identity = safe(delivery_id(delivery, "", ())) + _MARKS[1] if has_no_headers else _MARKS[0]
+        identity = safe(delivery_id(delivery, "", ())) + _OFFSET if has_no_headers else _IDENTITY
         text = self._lines_of(
             [
                 *([("Content-Type", content_type)] if content_type else ()),
@@ -76,16 +80,16 @@ class DeliveryLines:
                 *([("X-Headrace-Epoch", str(delivery.epoch))] if delivery.epoch else ()),
                 ("X-Headrace-Topic", delivery.partition.topic),
                 ("X-Headrace-Partition", str(delivery.partition.partition)),
-                ("X-Headrace-Offset", _MARKS[1]),
-                ("X-Headrace-Timestamp", _MARKS[2]),
+                ("X-Headrace-Offset", _OFFSET),
+                ("X-Headrace-Timestamp", _TIMESTAMP),
                 *_replay(delivery),
-                *(() if has_no_key else [("X-Headrace-Key", _MARKS[3])]),
+                *(() if has_no_key else [("X-Headrace-Key", _KEY)]),
                 *([(CORRELATION_ID, identity)] if has_no_headers else ()),
             ]
         )
-        text = text.replace("{", "{{").replace("}", "}}")
-        for number, mark in enumerate(_MARKS):
-            text = text.replace(mark, f"{{{number}}}")
+        text = text.replace(b"%", b"%%")
+        for mark, place in _MARKS.items():
+            text = text.replace(mark.encode(), place)
         if len(self._templates) >= _MOST_TEMPLATES:
             self._templates.clear()
         self._templates[name] = text

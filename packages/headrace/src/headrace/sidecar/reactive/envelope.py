@@ -54,8 +54,7 @@ class PayloadDecoder:
         Raises:
             DecodeError: It does not fit its format; also raised by `body`.
         """
-        found = self.keys.decode(key)
-        if found is None:
+        if key is None or (found := self.keys.decode(key)) is None:
             return None
         return _decode_text(found) if self._key_format in STRINGS else found.decode()
 

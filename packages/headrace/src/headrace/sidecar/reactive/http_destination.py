@@ -52,7 +52,7 @@ class HttpDestination(Service):
         self.client = client_of(backend, clock, tls, max_response_bytes)
         self._results = backend.mode == "results"
         self._health = backend.health.path if backend.health else ""
-        self._suspects: dict[tuple[TopicPartition, int] | None, None] = {}
+        self._suspects: dict[tuple[TopicPartition, int], None] = {}
         """Records that were sent alone, and at which it closed the connection."""
         self._retry = retry
         self._payloads = payloads
@@ -86,13 +86,14 @@ class HttpDestination(Service):
             body, lines = self._request(delivery, records)
         except DecodeError:
             return await self._deliver_sound(delivery, records)
-        position = (records.topic_partition, records.offsets[0]) if len(records.offsets) == 1 else None
-        is_alive = position in self._suspects and await self._is_alive()
+        is_suspect = bool(self._suspects) and (records.topic_partition, records.offsets[0]) in self._suspects
+        is_alive = is_suspect and len(records) == 1 and await self._is_alive()
         try:
             response = await self.client.post(body, lines)
         except DestinationUnavailable as error:
-            if position and error.broken_off:
+            if error.broken_off and len(records) == 1:
                 error.is_alive = is_alive
+                position = records.topic_partition, records.offsets[0]
                 error.advice = self._how_to_skip(*position)
                 self._suspects[position] = None
                 while len(self._suspects) > _MOST_SUSPECTS:
@@ -136,7 +137,7 @@ class HttpDestination(Service):
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 
 
-Request = tuple[bytes, str]
+Request = tuple[bytes, bytes]
 """Body and header lines of one POST."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import msgspec
 
@@ -86,10 +86,22 @@ class RecordBatch(Sequence[Record]):
     """Records of one partition, in the order of their offsets, as columns. Neither it nor a column is ever changed.
 
     A `Record` is made only by an index access or an iteration. A slice has its own columns, so that it keeps no other
-    records in memory.
+    records in memory. A batch of one record may be a row, which gets columns when they are asked for.
     """
 
-    __slots__ = ("headers", "keys", "offsets", "size_bytes", "sizes", "timestamps_ms", "topic_partition", "values")
+    __slots__ = (
+        "headers",
+        "keys",
+        "offsets",
+        "row",
+        "size_bytes",
+        "sizes",
+        "timestamps_ms",
+        "topic_partition",
+        "values",
+    )
+    row: Row
+    """The first record."""
 
     def __init__(
         self,
@@ -126,10 +138,7 @@ class RecordBatch(Sequence[Record]):
     def from_rows(topic_partition: TopicPartition, rows: Sequence[Row]) -> RecordBatch:
         """Return records of one partition as columns."""
         if len(rows) == 1:
-            [(offset, timestamp_ms, key, value, own, size)] = rows
-            return RecordBatch(
-                topic_partition, [offset], [timestamp_ms], [key], [value], [own] if own else None, [size]
-            )
+            return RecordBatch.of_row(topic_partition, rows[0])
         columns: list[Any] = [*map(list, zip(*rows, strict=True))] or [[] for _ in range(6)]
         offsets, timestamps_ms, keys, values, headers, sizes = columns
         headers = headers if any(headers) else None
@@ -154,19 +163,36 @@ class RecordBatch(Sequence[Record]):
             [*chain.from_iterable([part.sizes for part in parts])],
         )
 
-    def one(self, index: int) -> RecordBatch:
-        """Return the record at an index as a batch, which is cheaper than a slice."""
-        headers = self.headers and self.headers[index]
-        part = RecordBatch.__new__(RecordBatch)  # as for a slice
-        part.topic_partition = self.topic_partition
-        part.offsets = [self.offsets[index]]
-        part.timestamps_ms = [self.timestamps_ms[index]]
-        part.keys = [self.keys[index]]
-        part.values = [self.values[index]]
-        part.headers = [headers] if headers else None
-        part.size_bytes = self.sizes[index]
-        part.sizes = [part.size_bytes]
-        return part
+    @staticmethod
+    def of_row(topic_partition: TopicPartition, row: Row) -> RecordBatch:
+        """Return one record as a batch; where records are delivered one by one, columns for each would cost most."""
+        batch = RecordBatch.__new__(RecordBatch)
+        batch.topic_partition = topic_partition
+        batch.row = row
+        return batch
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Make the columns of a row, or the row of columns."""
+            if name == "row":
+                self.row = self.row_at(0)
+            else:
+                offset, timestamp_ms, key, value, own, size = self.row
+                columns = [offset], [timestamp_ms], [key], [value], [own] if own else None, [size]
+                self.__init__(self.topic_partition, *columns)
+            return object.__getattribute__(self, name)
+
+    def row_at(self, index: int) -> Row:
+        """Return the record at an index as a row."""
+        return (
+            self.offsets[index],
+            self.timestamps_ms[index],
+            self.keys[index],
+            self.values[index],
+            self.headers[index] if self.headers else None,
+            self.sizes[index],
+        )
 
     def select(self, indexes: Iterable[int]) -> RecordBatch:
         """Return the records at these indexes, in the order of the indexes."""

@@ -229,10 +229,13 @@ class Breaker:
         self.leave(attempt_id)
         return True
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing has failed lately."""
+        return not (self._outage or self._tokens.taken)
+
     def goes_on(self) -> int:
-        """Record that an attempt succeeded, and return the id of the next one in its slot; 0 if it was not recorded."""
-        if self._outage or self._tokens.taken:
-            return 0
+        """Record that an attempt succeeded while it is calm; return the id of the next one in the same slot."""
         self._alive = self.limit.newest
         return self.limit.keep()
 

@@ -9,7 +9,7 @@ import itertools
 import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate, chain, repeat
 from typing import Final
@@ -24,6 +24,7 @@ from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, RecordBatch, Row, TopicPartition
 
 log = logging.getLogger(__name__)
+_RUNNING: Final = LaneState.RUNNING
 _KEY: Final = 2
 _SIZE: Final = 5
 """Their indexes in a row of a batch."""
@@ -95,10 +96,10 @@ class Backlog:
         if self._begun == len(first):
             self._batches.popleft()
             self._begun = 0
-        return first.one(begun)
+        return RecordBatch.of_row(first.topic_partition, first.row_at(begun))
 
-    def has_waiting(self, _records: RecordBatch) -> bool:
-        """Return whether records wait for these, which have begun."""
+    def has_waiting(self, _key: bytes | None) -> bool:
+        """Return whether records wait for one of this key, which has begun."""
         return False
 
     def find(self, offset: int) -> Record | None:
@@ -107,9 +108,10 @@ class Backlog:
         every = (batch.find(offset, first) for batch, first in zip(self._batches, begun, strict=False))
         return next(filter(None, every), None)
 
-    def release(self, records: RecordBatch) -> None:
-        """Unblock the records that waited for these, which are completed."""
-        self.begun_records -= len(records.offsets)
+    def release(self, keys: Sequence[bytes | None]) -> bool:
+        """Unblock what waited for records of these keys, which were delivered; return whether something did."""
+        self.begun_records -= len(keys)
+        return False
 
     def clear(self) -> None:
         """Forget everything."""
@@ -163,22 +165,23 @@ class KeyBacklog(Backlog):
         self.begun_records += len(rows)
         return RecordBatch.from_rows(self._partition, rows)
 
-    def has_waiting(self, records: RecordBatch) -> bool:
-        return any(map(self._blocked.get, records.keys))
+    def has_waiting(self, key: bytes | None) -> bool:
+        return bool(self._blocked.get(key))
 
     def find(self, offset: int) -> Record | None:
         waiting = [self._ready, *filter(None, self._blocked.values())]
         found = [row for rows in waiting for row in rows if row[0] == offset]
         return RecordBatch.from_rows(self._partition, found)[0] if found else None
 
-    def release(self, records: RecordBatch) -> None:
-        super().release(records)
-        blocked = self._blocked
-        for key in records.keys:
+    def release(self, keys: Sequence[bytes | None]) -> bool:
+        super().release(keys)
+        blocked, ready = self._blocked, len(self._ready)
+        for key in keys:
             if waiting := blocked.get(key):
                 self._ready.append(waiting.popleft())
             else:
                 blocked.pop(key, None)  # a drained lane has forgotten its keys
+        return len(self._ready) > ready
 
     def clear(self) -> None:
         self._blocked.clear()
@@ -254,16 +257,21 @@ class Lane:
             return False
         return bool(self.retries.due) or self._has_fresh
 
-    def goes_on(self, delivered: RecordBatch) -> bool:
-        """Return whether a fresh record may be taken although these, which were delivered, are not completed."""
-        retries, context = self.retries, self._context
-        return (
-            self.condition.state is LaneState.RUNNING
-            and self.backlog.ready_records > 0
-            and not (retries.due or retries.behind or retries.backing_off)
-            and not (context.delayed or context.batch.linger_seconds)
-            and not self.backlog.has_waiting(delivered)
-        )
+    def following(self, delivered: Row) -> Batch | None:
+        """Take the record that follows one that was delivered, and is completed later; None if none may."""
+        retries, backlog, key = self.retries, self.backlog, delivered[_KEY]
+        if (
+            self.condition.state is not _RUNNING
+            or retries.due
+            or retries.behind
+            or retries.backing_off
+            or retries.earlier
+            or not (backlog.ready_records or backlog.has_waiting(key))
+        ):
+            return None
+        self.in_flight.delivered.append(delivered)
+        backlog.release((key,))
+        return Batch(backlog.take())
 
     @property
     def _has_fresh(self) -> bool:
@@ -318,14 +326,16 @@ class Lane:
             return Batch(records[:1], tries.attempts + 1, tries.first_failed_at)
         return Batch(records)
 
+    def release(self, keys: Sequence[bytes | None]) -> None:
+        """Unblock what waited for records of these keys."""
+        self.backlog.release(keys)
+        self.linger()
+
     def complete(self, records: RecordBatch, *, awaiting_ack: bool = False) -> None:
-        """Complete records, or wait for their acknowledgement; unblock the records that waited for them."""
+        """Complete records, or wait for their acknowledgement."""
         self.progressed()
         if self.acks.await_ack(records.offsets) if awaiting_ack else self.acks.done(records.offsets):
             self.head_since = self._context.clock.time()
-        self.backlog.release(records)
-        if self._context.ordering == "key":
-            self.linger()
         behind = self.retries.behind
         if behind and self.backlog.begun_records == sum(len(batch.records) for batch in behind):
             self.retries.due.append(behind.pop())

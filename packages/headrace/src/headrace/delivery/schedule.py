@@ -105,6 +105,8 @@ class Deliverer:
 
         # In flight
         self.in_flight = 0
+        self._delivered: list[Lane] = []
+        """Lanes with delivered records that are about to be completed."""
         self._busy = 0
         """Lanes with something in flight."""
         self._writing = 0
@@ -214,12 +216,12 @@ class Deliverer:
 
         Where a delivery is one record, the next record of the lane follows in the same slot.
         """
-        lane = running.lane
+        lane, context = running.lane, self._context
+        if not running.work.records:  # abandoned before it began
+            return None
         while isinstance(batch := running.work, Batch):
-            if self._context.breaker.stops(running.attempt_id):
+            if context.breaker.stops(running.attempt_id):
                 return lane.requeue(batch)
-            if not batch.records.offsets:
-                return None
             delivery = self._delivery(running, batch)
             try:
                 if batch.is_suspect:
@@ -228,7 +230,7 @@ class Deliverer:
                     result = await self._destination.deliver(delivery)
             except DeliveryError as error:
                 result = error
-            if self._goes_on(running, result):
+            if context.one_by_one and result == _TAKEN and self._goes_on(running):
                 continue
             self.complete_delivered(lane)
             dead_letters = self._result(running, batch, result)
@@ -256,27 +258,28 @@ class Deliverer:
             self._leave(running)
             self.begin()
 
-    def _goes_on(self, running: _LaneWork, result: Result) -> bool:
+    def _goes_on(self, running: _LaneWork) -> bool:
         """Deliver the next record of a lane in the same slot, if there is one and nothing speaks against it.
 
         Records that were delivered are completed together, a little later, which costs much less for each.
         """
         lane, context, now = running.lane, self._context, self._context.clock.monotonic()
+        in_flight = lane.in_flight
         if (
-            result != _TAKEN
-            or self._limit.free_for(self) < 0
+            self._limit.free_for(self) < 0
             or context.rate.records_per_second
-            or not lane.goes_on(running.work.records)
+            or not context.breaker.is_calm
             or not self._keeps_slot(running, now)
-            or not (attempt_id := context.breaker.goes_on())
+            or not (following := lane.following(running.work.records.row))
         ):
             return False
-        if not lane.in_flight.delivered:
-            context.later(_SLOT_SECONDS, lambda: self._complete_in_time(lane))
-        lane.in_flight.delivered.append(running.work.records)
-        running.work = lane.take()
-        running.attempt_id = attempt_id
-        running.since = lane.in_flight.begun_at = now
+        if len(in_flight.delivered) == 1:
+            if not self._delivered:
+                context.later(_SLOT_SECONDS, self._complete_in_time)
+            self._delivered.append(lane)
+        running.work = following
+        running.attempt_id = context.breaker.goes_on()
+        running.since = in_flight.begun_at = now
         return True
 
     def _keeps_slot(self, running: _LaneWork, now: float) -> bool:
@@ -297,19 +300,21 @@ class Deliverer:
         running.slot_since = now
         return True
 
-    def _complete_in_time(self, lane: Lane) -> None:
-        self.complete_delivered(lane)
+    def _complete_in_time(self) -> None:
+        lanes, self._delivered = self._delivered, []
+        for lane in lanes:
+            self.complete_delivered(lane)
         self.begin()
 
     def complete_delivered(self, lane: Lane) -> None:
         """Complete what was delivered of a lane and waits for that."""
         if delivered := lane.in_flight.delivered:
-            records = RecordBatch.join(sorted(delivered, key=lambda one: one.offsets))
+            records = RecordBatch.from_rows(lane.partition, sorted(delivered))
             delivered.clear()
             if lane.is_fenced:
                 self._context.counts.late_results += len(records)
             else:
-                self._complete(lane, records, Outcome.DELIVERED)
+                self._count_completed(lane, records, Outcome.DELIVERED)
                 self._queue(lane)
 
     # One attempt -----------------------------------------------------------------------------------------------------
@@ -494,6 +499,10 @@ class Deliverer:
         return not breaker.answered(attempt_id, succeeded, failures, why)
 
     def _complete(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
+        lane.release(records.keys)
+        self._count_completed(lane, records, how, replies)
+
+    def _count_completed(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
         how_counted = Outcome.DELIVERED if how is Outcome.AWAITING_ACK else how
         self._context.counts.completed[how_counted] += len(records.offsets)
         self._on_completed(lane, records, how, replies)

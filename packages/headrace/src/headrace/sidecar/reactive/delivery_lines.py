@@ -50,12 +50,11 @@ class DeliveryLines:
         more: Sequence[Line] = (),
     ) -> bytes:
         """Return the lines of a request with one record: identity, position, key, headers, trace, and `more`."""
-        own = records.headers[0] if records.headers else None
+        offset, timestamp_ms, _, value, own, _ = records.row
         # What most records share.
         group, partition, epoch, _, attempt, replay = delivery
         name = group, partition, epoch, attempt, replay, content_type, key is None, not own
         template = self._templates.get(name) or self._make(name, delivery, content_type)
-        offset, timestamp_ms = records.offsets[0], records.timestamps_ms[0]
         identity = safe(delivery_id(delivery, offset, own)) if own else ""
         values = (offset,) if key is None else (safe(key).encode(), offset)
         lines = template % (
@@ -63,7 +62,7 @@ class DeliveryLines:
         )
         # What only some have.
         others = list(more)
-        if records.values[0] is None:
+        if value is None:
             others.append(("X-Headrace-Tombstone", "true"))
         if own:
             others += _own_lines(own, identity)

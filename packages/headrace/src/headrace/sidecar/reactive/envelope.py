@@ -58,10 +58,6 @@ class PayloadDecoder:
             return None
         return _decode_text(found) if self._key_format in STRINGS else found.decode()
 
-    def body_and_key(self, records: RecordBatch) -> tuple[bytes, str | None]:
-        """Return the value of a record as a body, and its key outside of JSON."""
-        return self.body(records.values[0]), self.key_text(records.keys[0])
-
     def body(self, value: bytes | None) -> bytes:
         """Return a value as the body of a request; empty when it is null."""
         if value is None or self._value_format == "binary":

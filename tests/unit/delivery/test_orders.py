@@ -101,6 +101,14 @@ async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
         assert harness.delivered[1:] == [[3]]
 
 
+async def test_records_of_one_key_wait_once_for_others() -> None:
+    """Each has waited behind the one before; the time does not start again for it."""
+    async with running(Harness(ordering="key", max_records=3, linger_seconds=2)) as harness:
+        harness.feed_keys("aaab")
+        await harness.clock.advance(2.5)
+        assert harness.delivered == [[0, 3], [1], [2]]
+
+
 class SharedLimit:
     """A pump, and others that share its destination and limit."""
 

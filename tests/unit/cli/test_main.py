@@ -89,9 +89,9 @@ print(*[name for name in sys.modules if name.startswith(optional)])
 def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     """Each library and part here costs every start its time, and every process its memory."""
     found = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
-    needed = "annotated_types anyio cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
-    needed += " pydantic_core typing_extensions typing_inspection uvloop watchfiles yaml"
-    parts = "functions.routes functions.feature functions.function_parts functions.function_checks"
+    needed = "annotated_types cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
+    needed += " pydantic_core typing_extensions typing_inspection uvloop yaml"
+    parts = "functions.feature functions.function_parts functions.function_checks"
     parts += " pipelines.report pipelines.routes pipelines.feature pipelines.pipeline_parts pipelines.pipeline_checks"
     parts += " pipelines.pipeline_sections queries.feature queries.query_parts queries.query_checks"
     parts += " queries.query_sections queries.standing_query queries.table_config queries.ksqldb_config"

@@ -13,5 +13,5 @@ class PipelineSections(HeadraceConfig):
 
     one_process: ClassVar = frozenset(("pipelines",))
 
-    pipelines: list[Path] = Field(default_factory=list)
+    pipelines: list[Path] = Field(default=[])
     """Pipeline files, relative to this file."""

@@ -1,7 +1,8 @@
 """The extras of the package and what other packages add: modules, kinds by entry points, errors that name a package."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
@@ -116,7 +117,7 @@ def hook(name: str, what: str) -> Any:
         EnvironmentProblem: The package is missing, or cannot be loaded; the text begins with `what` needs it.
     """
     extra = GUEST_OF[f"hook {name}"]
-    point = next(iter(entry_points(group=HOOKS, name=name)), None)
+    point = next((one for one in points_of(HOOKS) if one.name == name), None)
     if not point:
         raise _without(extra, what)
     try:
@@ -138,17 +139,32 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def loaded(point: EntryPoint, what: str) -> tuple[Any, str]:
-    """Return what a package registers by an entry point, and how errors call it.
+@functools.cache
+def _every_point() -> Any:
+    return entry_points()
+
+
+def points_of(group: str) -> EntryPoints:
+    """Return the entry points of a group. The files of all installed packages are read once per process."""
+    found: EntryPoints = _every_point().select(group=group)
+    return found
+
+
+def subject_of(point: EntryPoint, what: str) -> str:
+    """Return how errors call what a package registers by an entry point."""
+    return f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
+
+
+def loaded(point: EntryPoint, what: str) -> Any:
+    """Return what a package registers by an entry point.
 
     Raises:
         EnvironmentProblem: It cannot be loaded; the text calls it `what`.
     """
-    subject = f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
     try:
-        return point.load(), subject
+        return point.load()
     except Exception as cause:  # boundary: the file of another package may fail in any way
-        text = f"{subject} cannot be loaded: {cause}. Update the package, or uninstall it"
+        text = f"{subject_of(point, what)} cannot be loaded: {cause}. Update the package, or uninstall it"
         raise EnvironmentProblem(text) from cause
 
 
@@ -159,10 +175,10 @@ def kinds_of_guests(points: Iterable[EntryPoint], base: type[T], what: str) -> I
         EnvironmentProblem: One cannot be loaded, or is not a subclass of `base`; the text calls it `what`.
     """
     for point in sorted(points):
-        kind, subject = loaded(point, what)
+        kind = loaded(point, what)
         if not (isinstance(kind, type) and issubclass(kind, base) and kind is not base):
             raise EnvironmentProblem(
-                f"{subject} is not a subclass of {base.__name__}: update the package, or uninstall it"
+                f"{subject_of(point, what)} is not a subclass of {base.__name__}: update the package, or uninstall it"
             )
         yield kind
 

@@ -10,11 +10,11 @@ import functools
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, Final
 
 from headrace.errors import EnvironmentProblem
-from headrace.extras import loaded
+from headrace.extras import loaded, points_of, subject_of
 
 GROUP: Final = "headrace.features"
 """The group of entry points."""
@@ -71,15 +71,18 @@ def features() -> Sequence[Feature]:
         EnvironmentProblem: A declaration cannot be imported, is wrong, or takes a name that is taken.
     """
     found: dict[str, Feature] = {}
-    owners: dict[str, str] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        one, subject = loaded(point, "feature")
+    owners: dict[str, EntryPoint] = {}
+    subject = functools.partial(subject_of, what="feature")
+    for point in sorted(points_of(GROUP), key=lambda point: point.name):
+        one = loaded(point, "feature")
         if not isinstance(one, Feature) or one.name != point.name:
-            raise EnvironmentProblem(f"{subject} is not a Feature of this name: update the package, or uninstall it")
+            text = f"{subject(point)} is not a Feature of this name: update the package, or uninstall it"
+            raise EnvironmentProblem(text)
         for name in (f"feature {one.name}", *(f"command {name}" for name in one.commands)):
-            if name in owners:
-                raise EnvironmentProblem(f"{owners[name]} and {subject} both add the {name}: uninstall one")
-            owners[name] = subject
+            if other := owners.get(name):
+                text = f"{subject(other)} and {subject(point)} both add the {name}: uninstall one"
+                raise EnvironmentProblem(text)
+            owners[name] = point
         found[one.name] = one
     return in_order(found.values())
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Final
 
 from headrace.config.section import any_of
-from headrace.extras import by_key, kinds_of_guests
+from headrace.extras import by_key, kinds_of_guests, points_of
 from headrace_pipelines.sinks.console_sink import ConsoleSink
 from headrace_pipelines.sinks.file_sink import FileSink
 from headrace_pipelines.sinks.memory_sink import MemorySink
@@ -31,7 +31,7 @@ def registered(points: Iterable[EntryPoint]) -> dict[str, type[Sink]]:
     return by_key(((kind.kind, kind) for kind in kinds), "sink")
 
 
-SINKS: Final = registered(entry_points(group=GROUP))
+SINKS: Final = registered(points_of(GROUP))
 """Each kind by the key that only it has; looked for once per process."""
 
 if TYPE_CHECKING:

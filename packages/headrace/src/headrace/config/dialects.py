@@ -1,12 +1,12 @@
 """Configurations of other products, read in place of `headrace.yaml`: which there are, and which one a path has."""
 
 from collections.abc import Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Final
 
 from headrace.config.dialect import Dialect
-from headrace.extras import kinds_of_guests
+from headrace.extras import kinds_of_guests, points_of
 
 GROUP: Final = "headrace.config.dialects"
 """The group of entry points by which another package registers a dialect: `NAME = "package.module:Class"`."""
@@ -21,7 +21,7 @@ def registered(points: Iterable[EntryPoint]) -> Sequence[Dialect]:
     return [kind() for kind in kinds_of_guests(points, Dialect, "dialect")]
 
 
-DIALECTS: Final = registered(entry_points(group=GROUP))
+DIALECTS: Final = registered(points_of(GROUP))
 """The first that recognises a path reads it; looked for once per process."""
 
 

@@ -16,7 +16,7 @@ class PrincipalConfig(Section):
 
     token: SecretStr = SecretStr("")
     """In mode `token`: the token that the principal sends as `Authorization: Bearer ...`; at least 16 characters."""
-    scopes: list[Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")]] = Field(default_factory=list)
+    scopes: list[Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")]] = Field(default=[])
     """Scopes of the principal: `kafka:r`, `kafka:w`, `admin`, `metrics`, or patterns such as `produce:orders.*`."""
 
 
@@ -114,7 +114,7 @@ class HttpConfig(Section):
     """HTTPS instead of HTTP."""
     management: ManagementConfig | None = None
     """When set, administration and metrics have a listener of their own."""
-    allowed_hosts: list[str] = Field(default_factory=list)
+    allowed_hosts: list[str] = Field(default=[])
     """Host names, without port, that clients may use in addition to `localhost`, `127.0.0.1`, `::1` and `host`."""
     max_body_bytes: Count = 1_048_576
     """Largest request body; a larger one is answered 413 and not read to its end. Also the longest line of a stream."""

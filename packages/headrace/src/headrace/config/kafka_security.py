@@ -112,7 +112,7 @@ class KafkaOAuth(Section):
     """Client id at that server."""
     client_secret: SecretStr
     """Client secret."""
-    scopes: list[str] = Field(default_factory=list)
+    scopes: list[str] = Field(default=[])
     """Scopes to request; empty for the server's default."""
     extensions: Annotated[dict[str, str], AfterValidator(_extensions)] = Field(default_factory=dict)
     """SASL extensions by name, which some services require (KIP-342)."""

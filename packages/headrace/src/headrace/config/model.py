@@ -57,7 +57,7 @@ class HeadraceConfig(Section):
     """Which processes run which reactive consumers; without it each process runs all of them."""
     registrations: RegistrationsConfig = RegistrationsConfig()
     """Reactive consumers that are registered over HTTP."""
-    functions: list[Path] = Field(default_factory=list)
+    functions: list[Path] = Field(default=[])
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     functions_reload: bool = False
     """Whether a change in a function's folder replaces its workers; for development."""

@@ -29,7 +29,7 @@ class ClusterConfig(Section):
     max_forwarded: ClassVar[int] = 256
     """Most requests that are forwarded to one process at the same time; one more is answered 503."""
 
-    peers: Annotated[list[ProcessUrl], Field(max_length=64)] = Field(default_factory=list)
+    peers: Annotated[list[ProcessUrl], Field(max_length=64)] = Field(default=[])
     """URLs of the processes, such as `https://localhost:8083`; `url` may be one of them. Empty: no forwarding."""
     url: ProcessUrl | None = None
     """URL at which the others reach this process, and no other one."""

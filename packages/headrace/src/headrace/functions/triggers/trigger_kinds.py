@@ -1,10 +1,10 @@
 """The kinds of triggers: those of this package, and those of other packages by their entry points."""
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Final
 
-from headrace.extras import by_key, kinds_of_guests
+from headrace.extras import by_key, kinds_of_guests, points_of
 from headrace.functions.function_keys import add_mapping
 from headrace.functions.triggers.http_trigger import HttpTrigger
 from headrace.functions.triggers.kafka_trigger import KafkaTrigger
@@ -28,5 +28,5 @@ def registered(points: Iterable[EntryPoint]) -> Mapping[str, type[Trigger]]:
     return by_key(((name, kind) for kind in kinds for name in kind.kinds), "kind of trigger")
 
 
-KINDS: Final = registered(entry_points(group=GROUP))
+KINDS: Final = registered(points_of(GROUP))
 """Each kind by its names; looked for once per process."""

@@ -14,7 +14,7 @@ from headrace.cli.command_codecs import open_codecs
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
 from headrace.cli.record_input import read_lines
-from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines, for_terminal
+from headrace.cli.record_output import JsonLines, ShownBatch, Template, for_terminal, text_lines
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.formats.stored_values import StoredValues
@@ -63,7 +63,8 @@ def shown(name: str, value: bytes | None, key: bytes = b"k") -> ShownBatch:
         async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
             side = StoredValues(codecs, name)
             await side.prepare([value])
-            return ShownBatch(batch(key, value), StoredValues(codecs).shown([key]), side.shown([value]), True)
+            values = None if side.are_text([value]) else side.shown([value])
+            return ShownBatch(batch(key, value), None, values, True)
 
     return asyncio.run(read())
 
@@ -72,10 +73,9 @@ def shown(name: str, value: bytes | None, key: bytes = b"k") -> ShownBatch:
 def test_values_are_printed_in_their_format(name: str, data: str | None, text: str, found: Any) -> None:
     """Strings as text, JSON as it is stored, binary as base64, and what is found by itself never ends the command."""
     value = to_bytes(data)
-    lines = TextLines(["value"], stored=name in ("auto", "string"), terminal=False)
-    assert lines(shown(name, value)).decode() == text + "\n"
-    assert lines.fast(batch(None, value)) in (None, f"{text}\n".encode())
-    row = json.loads(JsonLines(terminal=False)(shown(name, value)))
+    record = shown(name, value)
+    assert text_lines(["value"], terminal=False)(record).decode() == text + "\n"
+    row = json.loads(JsonLines(terminal=False)(record))
     assert (row["value"], row["key"], row["timestamp_type"], row["headers"][1]) == (
         found,
         "k",
@@ -100,7 +100,7 @@ def test_a_terminal_gets_no_control_characters_of_records() -> None:
     record = shown("auto", b"a\tb\n" + hostile, hostile)
     record.batch.headers[0][0] = ("h", hostile)
     columns = ["time", "key", "value"]
-    printed = TextLines(columns, stored=True, terminal=True)(record).decode()
+    printed = text_lines(columns, terminal=True)(record).decode()
     printed += Template("%h", terminal=True)(record).decode()
     assert printed.count("\\x1b[2J\\x07\\r\\x9b1m\\u202e\\x7f\\u200b\\u2060\\ufeff\\U000e0041\\x85") == 3
     row = JsonLines(terminal=True)(record).decode()

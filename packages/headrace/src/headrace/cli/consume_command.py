@@ -24,7 +24,7 @@ from headrace.cli.log_positions import (
 )
 from headrace.cli.options import with_options
 from headrace.cli.output import progress
-from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, TextLines
+from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, text_lines
 from headrace.config.format_list import FORMATS
 from headrace.errors import DecodeError
 from headrace.extras import hook
@@ -37,7 +37,6 @@ from headrace.runtime import SystemClock
 _MOST_RECORDS: Final = 2_000
 _COLLECT_AFTER: Final = (50_000, 20, 20)
 """A collection in the middle of a part finds nothing."""
-_TEXT: Final = "string"
 _FORMAT: Final = click.Choice([AUTO, *FORMATS])
 _PROPERTIES: Final = {"queued.max.messages.kbytes": 65_536}
 
@@ -137,18 +136,12 @@ class Printer:
     async def _render(self, batch: RecordBatch, has_append_times: bool) -> bytes:
         rest = len(batch) if self._limit is None else self._limit - self.printed
         chosen = (await _meeting(self._condition, batch) if self._condition else batch)[:rest]
-        plain = self._renderer.fast(chosen) if isinstance(self._renderer, TextLines) and len(chosen) else None
-        shown = ShownBatch(chosen, (), (), has_append_times)
-        if plain is None:
-            shown = shown._replace(keys=await _shown(self._keys, chosen, "keys"))
-            shown = shown._replace(values=await _shown(self._values, chosen, "values"))
-        self.printed += len(shown.batch)
+        keys, values = await _shown(self._keys, chosen, "keys"), await _shown(self._values, chosen, "values")
+        self.printed += len(chosen)
         self.read += len(batch)
-        last = shown.batch.offsets if self.is_complete else batch.offsets
+        last = chosen.offsets if self.is_complete else batch.offsets
         self.next_offsets[batch.topic_partition] = last[-1] + 1
-        if plain is not None:
-            return plain
-        return self._renderer(shown) if len(shown.batch) else b""
+        return self._renderer(ShownBatch(chosen, keys, values, has_append_times)) if len(chosen) else b""
 
 
 async def _meeting(condition: Any, batch: RecordBatch) -> RecordBatch:
@@ -156,10 +149,10 @@ async def _meeting(condition: Any, batch: RecordBatch) -> RecordBatch:
     return batch.select([at for at, offset in enumerate(batch.offsets) if offset in offsets])
 
 
-async def _shown(side: StoredValues | None, batch: RecordBatch, column: str) -> Sequence[Shown]:
-    if not side:
-        return [None] * len(batch)
+async def _shown(side: StoredValues | None, batch: RecordBatch, column: str) -> Sequence[Shown] | None:
     payloads = getattr(batch, column)
+    if not side or side.are_text(payloads):
+        return None
     await side.prepare(payloads)
     with contextlib.suppress(DecodeError):
         return side.shown(payloads)
@@ -252,8 +245,7 @@ class _Run(NamedTuple):
         if self.output == "json":
             return JsonLines(terminal=terminal)
         columns = [name for name, chosen in (("time", self.times), ("key", self.keys), ("value", True)) if chosen]
-        is_stored = self.value_format in (AUTO, _TEXT)
-        return TextLines(columns, stored=is_stored, terminal=terminal)
+        return text_lines(columns, terminal=terminal)
 
     async def print_records(self) -> None:
         renderer = self.renderer()
@@ -313,14 +305,11 @@ class _Run(NamedTuple):
         """Return what selects, decodes and renders records."""
         report = functools.partial(click.echo, err=True)
         sides = tuple(StoredValues(codecs, name, report=report) for name in (self.key_format, self.value_format))
-        template = renderer if isinstance(renderer, Template) else None
-        needs_keys = template.needs_keys if template else self.keys or self.output == "json"
-        needs_values = template.needs_values if template else True
         condition = None
         if self.where:
             record_filter = hook("record_filter", "headrace consume --where")
             condition = record_filter(self.where, codecs, self.key_format, self.value_format, report)
-        chosen = (sides[0] if needs_keys else None, sides[1] if needs_values else None)
+        chosen = (sides[0] if renderer.needs_keys else None, sides[1] if renderer.needs_values else None)
         return Printer(chosen, renderer, condition, self.limit)
 
     @contextlib.asynccontextmanager

@@ -1,14 +1,14 @@
 """Records as `headrace consume` prints them: lines of text, a template with kcat's tokens, or JSON."""
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import chain, repeat, zip_longest
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from headrace.formats.plain import schema_id_of
-from headrace.formats.stored_values import Shown
+from headrace.formats.stored_values import Shown, texts_of
 from headrace.kafka.timestamps import iso_ms
 from headrace.records import Header, RecordBatch
 from headrace.runtime.invisible import INVISIBLE, escaped
@@ -21,15 +21,26 @@ class ShownBatch(NamedTuple):
     """Records of one partition with their decoded keys and values."""
 
     batch: RecordBatch
-    keys: Sequence[Shown]
-    """Empty if keys are not shown."""
-    values: Sequence[Shown]
-    """Empty if values are not shown, or if they are as stored."""
+    keys: Sequence[Shown] | None
+    """None if they are not shown, or if all of them are text as it is stored."""
+    values: Sequence[Shown] | None
+    """As keys."""
     has_append_times: bool = False
 
+    def column(self, name: Literal["keys", "values"]) -> Sequence[Shown]:
+        """Return the decoded keys or values."""
+        decoded: Sequence[Shown] | None = getattr(self, name)
+        return texts_of(getattr(self.batch, name)) if decoded is None else decoded
 
-RecordRenderer = Callable[[ShownBatch], bytes]
-"""Writes records in one way: returns what is printed."""
+
+class RecordRenderer(Protocol):
+    """Writes records in one way."""
+
+    needs_keys: bool
+    needs_values: bool
+
+    def __call__(self, shown: ShownBatch) -> bytes:
+        """Return what is printed."""
 
 
 def for_terminal(text: str) -> str:
@@ -86,92 +97,79 @@ def _header_text(value: bytes | None) -> str:
     return "NULL" if value is None else value.decode(errors="backslashreplace")
 
 
-class TextLines:
-    """One line per record: time, key, value, as far as they were chosen."""
-
-    def __init__(self, columns: Sequence[str], *, stored: bool, terminal: bool) -> None:
-        """Prepare; `stored` is whether values are text as they are stored."""
-        self._columns = columns
-        self._terminal = terminal
-        self._is_plain = stored and not terminal and [*columns] == ["value"]
-
-    def fast(self, batch: RecordBatch) -> bytes | None:
-        """Return the lines of values that are plain text; None if one of them is not, or if more is shown."""
-        if not self._is_plain:
-            return None
-        try:
-            data = b"\n".join(batch.values)  # type: ignore[arg-type]
-            if b"\0" in data or b"null" in data:
-                return None
-            str(data, "utf-8")
-        except (TypeError, UnicodeDecodeError):  # a null, or bytes that are not text
-            return None
-        return data + b"\n"
-
-    def __call__(self, shown: ShownBatch) -> bytes:
-        cells = [self._cells(name, shown) for name in self._columns]
-        lines = ["\t".join(row) + "\n" for row in zip(*cells, strict=True)]
-        return "".join(lines).encode(errors="backslashreplace")
-
-    def _cells(self, name: str, shown: ShownBatch) -> list[str]:
-        found = _column(name, shown)
-        return [for_terminal(text) for text in found] if self._terminal else found
-
-
-def _column(name: str, shown: ShownBatch) -> list[str]:
-    batch = shown.batch
-    makers: dict[str, Callable[[], list[str]]] = {
-        "topic": lambda: [batch.topic_partition.topic] * len(batch),
-        "partition": lambda: [str(batch.topic_partition.partition)] * len(batch),
-        "offset": lambda: [*map(str, batch.offsets)],
-        "time": lambda: [*map(iso_ms, batch.timestamps_ms)],
-        "key": lambda: [*map(line_of, shown.keys)],
-        "headers": lambda: [*map(headers_of, batch.headers or repeat(None, len(batch)))],
-        "value": lambda: [*map(line_of, shown.values)],
-    }
-    return makers[name]()
+_NUMBERS: Final = "poTKS"
+"""Tokens of numbers; the others are texts."""
+_TIME: Final = "D"
+"""The token of a time as text, which only `text_lines` has."""
 
 
 class Template:
-    """A text per record, with kcat's tokens."""
+    """A text per record, with kcat's tokens. The records of a batch are formatted together."""
 
-    def __init__(self, template: str, *, terminal: bool) -> None:
-        """Compile a template.
+    def __init__(self, template: str, *, terminal: bool, exact: bool = True) -> None:
+        """Compile a template; `exact`: keys and values are as kcat prints them, not as `line_of` does.
 
         Raises:
             ValueError: It has an unknown token or escape.
         """
         self._terminal = terminal
-        parts = re.split(r"%(.|$)", unescaped(template), flags=re.DOTALL)
-        self._literals, self._tokens = parts[::2], parts[1::2]
-        if unknown := [token for token in self._tokens if not token or token not in "tpokshTKS%"]:
+        self._exact = exact
+        literals = re.split(r"%(.|$)", unescaped(template), flags=re.DOTALL)
+        tokens, form = literals[1::2], literals[0]
+        accepted = "tpokshTKS%" if exact else f"ks{_TIME}"
+        if unknown := [token for token in tokens if not token or token not in accepted]:
             raise ValueError(f"%{unknown[0]} is not a token of a template; use {TOKENS}, and %%")
-        self.needs_keys, self.needs_values = "k" in self._tokens, "s" in self._tokens
+        for token, literal in zip(tokens, literals[2::2], strict=True):
+            form += f"%{'%' if token == '%' else 'd' if token in _NUMBERS else 'b'}{literal}"
+        self._form = form.encode(errors="surrogateescape")
+        self._tokens = [token for token in tokens if token != "%"]
+        self.needs_keys, self.needs_values = "k" in tokens, "s" in tokens
 
     def __call__(self, shown: ShownBatch) -> bytes:
-        columns: list[Any] = []
-        for literal, token in zip_longest(self._literals, self._tokens):
-            columns.append(repeat(literal, len(shown.batch)))
-            if token:
-                columns.append(self._texts(token, shown))
-        return "".join(chain.from_iterable(zip(*columns, strict=True))).encode(errors="surrogateescape")
+        columns = [self._column(token, shown) for token in self._tokens]
+        cells = columns[0] if len(columns) == 1 else chain.from_iterable(zip(*columns, strict=True))
+        return self._form * len(shown.batch) % tuple(cells)
 
-    def _texts(self, token: str, shown: ShownBatch) -> Any:
-        found = _template_column(token, shown)
-        return map(for_terminal, found) if self._terminal else found
+    def _column(self, token: str, shown: ShownBatch) -> Sequence[int] | Sequence[bytes]:
+        batch = shown.batch
+        if token in "KS":
+            return [-1 if data is None else len(data) for data in (batch.keys if token == "K" else batch.values)]
+        if token == "k":
+            return self._cells(batch.keys, shown.keys)
+        if token == "s":
+            return self._cells(batch.values, shown.values)
+        if token == "h":
+            return self._encoded(map(headers_of, batch.headers or repeat(None, len(batch))))
+        if token == _TIME:
+            times = {ms: iso_ms(ms).encode() for ms in {*batch.timestamps_ms}}
+            return [times[ms] for ms in batch.timestamps_ms]
+        topic, partition = batch.topic_partition
+        if token == "t":
+            return [topic.encode()] * len(batch)
+        return [partition] * len(batch) if token == "p" else batch.offsets if token == "o" else batch.timestamps_ms
+
+    def _cells(self, stored: Sequence[bytes | None], decoded: Sequence[Shown] | None) -> list[bytes]:
+        if decoded is None and not self._terminal:
+            if self._exact:
+                return [data or b"" for data in stored]
+            return [data if data and data.strip(b'\\"') != b"null" else _line_of_stored(data) for data in stored]
+        texts = texts_of(stored) if decoded is None else decoded
+        return self._encoded(map(_exact if self._exact else line_of, texts))
+
+    def _encoded(self, texts: Iterable[str]) -> list[bytes]:
+        if self._terminal:
+            texts = map(for_terminal, texts)
+        return [text.encode(errors="surrogateescape") for text in texts]
 
 
-def _template_column(token: str, shown: ShownBatch) -> Any:
-    batch = shown.batch
-    if token == "%":
-        return repeat("%", len(batch))
-    if token in "ks":
-        return map(_exact, shown.keys if token == "k" else shown.values)
-    if token in "KS":
-        return [str(-1 if data is None else len(data)) for data in (batch.keys if token == "K" else batch.values)]
-    if token == "T":
-        return map(str, batch.timestamps_ms)
-    return _column({"t": "topic", "p": "partition", "o": "offset", "h": "headers"}[token], shown)
+def _line_of_stored(data: bytes | None) -> bytes:
+    return line_of(None if data is None else data.decode()).encode()
+
+
+def text_lines(columns: Sequence[str], *, terminal: bool) -> Template:
+    """Return what writes a line per record: time, key, value, as far as they were chosen."""
+    tokens = {"time": _TIME, "key": "k", "value": "s"}
+    return Template("\t".join(f"%{tokens[name]}" for name in columns) + "\n", terminal=terminal, exact=False)
 
 
 def _exact(value: Shown) -> str:
@@ -206,6 +204,8 @@ _NO_HEADERS: Final[list[tuple[str, str | None]]] = []
 class JsonLines:
     """One JSON object per record."""
 
+    needs_keys = needs_values = True
+
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
         self._encode = msgspec.json.Encoder().encode_lines
@@ -215,9 +215,10 @@ class JsonLines:
         topic, partition = batch.topic_partition
         kind = "log_append_time" if shown.has_append_times else "create_time"
         headers = [_pairs(found) for found in batch.headers] if batch.headers else repeat(_NO_HEADERS, len(batch))
-        rows = zip(batch.offsets, batch.timestamps_ms, shown.keys, headers, shown.values, strict=True)
+        keys, values = shown.column("keys"), shown.column("values")
+        rows = zip(batch.offsets, batch.timestamps_ms, keys, headers, values, strict=True)
         records = [JsonRecord(topic, partition, at, ms, kind, key, pairs, value) for at, ms, key, pairs, value in rows]
-        if not {*map(type, shown.keys), *map(type, shown.values)} <= {str, type(None)}:
+        if shown.keys is not None or shown.values is not None:
             self._describe(records, batch)
         data = self._encode(records)
         return escaped(data.decode()).encode() if self._terminal else data

@@ -46,6 +46,11 @@ def by_bytes(data: bytes, *, finds_json: bool = True) -> StoredValue:
         return StoredValue("binary", data)
 
 
+def texts_of(payloads: Sequence[bytes | None]) -> list[Shown]:
+    """Return texts as they are stored."""
+    return [None if data is None else str(data, "utf-8") for data in payloads]
+
+
 class StoredValues:
     """Decodes the keys, or the values, of records; await `prepare` first.
 
@@ -113,13 +118,26 @@ class StoredValues:
         Raises:
             DecodeError: One is not of the chosen format, and must be.
         """
+        if self.are_text(payloads):
+            return texts_of(payloads)
         if self._reader and self._is_strict:
             return [None if text is None else self._of_format(text) for text in self._reader.texts(payloads)]
-        if not self._reader:
-            with contextlib.suppress(UnicodeDecodeError):  # most are text
-                if b"\0" not in b"".join(filter(None, payloads)):
-                    return [None if data is None else str(data, "utf-8") for data in payloads]
         return [self.find(data).shown for data in payloads]
+
+    def are_text(self, payloads: Sequence[bytes | None]) -> bool:
+        """Return whether each is null, or text that is shown as it is stored; `prepare` is not needed for that."""
+        if self._reader and not self._is_text:
+            return False
+        try:
+            joined = b"\n".join(payloads)  # type: ignore[arg-type]
+        except TypeError:  # a null
+            joined = b"\n".join(filter(None, payloads))
+        if not self._is_text and b"\0" in joined:  # it may name a schema
+            return False
+        try:
+            return joined.isascii() or bool(str(joined, "utf-8"))
+        except UnicodeDecodeError:
+            return False
 
     def find(self, data: bytes | None) -> StoredValue:
         """Return what a key or value is: of the chosen format if it fits, else of another."""

@@ -37,6 +37,7 @@ enum { PRODUCER = 0, CONSUMER = 1 };                                            
 enum { EVENT_DR = 0x1, EVENT_LOG = 0x4, EVENT_ERROR = 0x8 };                         /* rd_kafka_event_type_t */
 enum { V_END, V_TOPIC, V_RKT, V_PARTITION, V_VALUE, V_KEY, V_OPAQUE, V_MSGFLAGS, V_TIMESTAMP, V_HEADER, V_HEADERS };
 enum { COPY_VALUE = 0x2 };                                                           /* RD_KAFKA_MSG_F_COPY */
+enum { APPEND_TIME = 2 };                                                            /* rd_kafka_timestamp_type_t */
 enum { PURGE_QUEUE = 0x1, PURGE_IN_FLIGHT = 0x2 };
 enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                              /* rd_kafka_resp_err_t */
 
@@ -70,6 +71,16 @@ enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                         
     X(rd_kafka_queue_t *, queue_get_main, (rd_kafka_t *))                                                               \
     X(void, queue_destroy, (rd_kafka_queue_t *))                                                                        \
     X(void, queue_io_event_enable, (rd_kafka_queue_t *, int, const void *, size_t))                                     \
+    X(rd_kafka_queue_t *, queue_new, (rd_kafka_t *))                                                                    \
+    X(rd_kafka_queue_t *, queue_get_consumer, (rd_kafka_t *))                                                           \
+    X(rd_kafka_queue_t *, queue_get_partition, (rd_kafka_t *, const char *, int32_t))                                   \
+    X(void, queue_forward, (rd_kafka_queue_t *, rd_kafka_queue_t *))                                                    \
+    X(ssize_t, consume_batch_queue, (rd_kafka_queue_t *, int, rd_kafka_message_t **, size_t))                           \
+    X(void, message_destroy, (rd_kafka_message_t *))                                                                    \
+    X(int64_t, message_timestamp, (const rd_kafka_message_t *, int *))                                                  \
+    X(int, message_headers, (const rd_kafka_message_t *, rd_kafka_headers_t **))                                        \
+    X(const char *, message_errstr, (const rd_kafka_message_t *))                                                       \
+    X(int, header_get_all, (const rd_kafka_headers_t *, size_t, const char **, const void **, size_t *))                \
     X(rd_kafka_event_t *, queue_poll, (rd_kafka_queue_t *, int))                                                        \
     X(int, event_type, (const rd_kafka_event_t *))                                                                      \
     X(const rd_kafka_message_t *, event_message_next, (rd_kafka_event_t *))                                             \
@@ -88,5 +99,6 @@ extern struct library rdk;
 
 /* The types of each file. */
 extern PyType_Spec producer_spec;
+extern PyType_Spec consumer_spec;
 
 #endif

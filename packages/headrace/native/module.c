@@ -42,6 +42,6 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__columns(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module && add_type(module, &producer_spec)) Py_CLEAR(module);
+    if (module && (add_type(module, &producer_spec) || add_type(module, &consumer_spec))) Py_CLEAR(module);
     return module;
 }

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import reader
-from headrace.kafka.reader import to_batches
+from headrace.kafka.fetch_queue import to_parts
 from headrace.records import TopicPartition
 from tests.assigned_consumer import message
 from tests.group_member import P0, P1
@@ -47,7 +47,7 @@ def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
     """Clients of other languages write such names; value and place are kept, and so are the other headers."""
     expected = [("a", b"0"), ("\ufffd", b"1"), ("a", None)]
     plain = message(TopicPartition("t", 0), 3)
-    [batch] = to_batches([plain, Taken(), plain, Taken(), Taken()])
+    [batch] = to_parts([plain, Taken(), plain, Taken(), Taken()]).parts
     assert [record.headers for record in batch] == [[], expected, [], expected, expected]
     for _ in range(2):
         assert batch[1].headers == expected
@@ -56,7 +56,7 @@ def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
 def test_records_of_the_client_are_batches_by_partition() -> None:
     """Topics, partitions, holes and nulls in any order; each batch has the records of its partition in their order."""
     places = [P0, P0, P1, P0, TopicPartition("u", 0), P1]
-    batches = to_batches([message(place, 3 * offset) for offset, place in enumerate(places)])
+    batches = to_parts([message(place, 3 * offset) for offset, place in enumerate(places)]).parts
     assert [(batch.topic_partition, batch.offsets) for batch in batches] == [
         (P0, [0, 3, 9]),
         (P1, [6, 15]),

@@ -11,6 +11,7 @@ from headrace.errors import InvalidOffset
 from headrace.kafka.client import library
 from headrace.kafka.commits import Commits
 from headrace.kafka.fetch_flow import FetchFlowControl
+from headrace.kafka.fetch_queue import FetchQueue
 from headrace.kafka.loop_proxy import ConsumerProblems, LoopProxy
 from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition
@@ -29,7 +30,7 @@ class AssignedPartitions:
     def __init__(
         self,
         name: str,
-        client: Any,
+        queue: FetchQueue,
         commits: Commits,
         *,
         loop: LoopProxy,
@@ -37,7 +38,7 @@ class AssignedPartitions:
         resolver: PositionResolver,
         problems: ConsumerProblems,
     ) -> None:
-        """Begin without partitions; `client` is that of the thread."""
+        """Begin without partitions; `queue` is that of the thread's client."""
         # Settings
         self.name = name
         self.loop = loop
@@ -55,13 +56,17 @@ class AssignedPartitions:
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         """Those whose new offset is not committed yet, with who waits for that."""
         # This client
-        self.client = client
-        self.assignment = Assignment(client, whole=resolver.policy.member.is_eager)
+        self.queue = queue
+        self.assignment = Assignment(queue, whole=resolver.policy.member.is_eager)
+
+    @property
+    def client(self) -> Any:
+        return self.queue.client
 
     def use(self, client: Any) -> None:
         """Read with another client, which has no partitions yet."""
-        self.client = client
-        self.assignment = Assignment(client, whole=self.resolver.policy.member.is_eager)
+        self.queue = self.queue.with_client(client)
+        self.assignment = Assignment(self.queue, whole=self.resolver.policy.member.is_eager)
 
     def add(self, assigned: list[Any]) -> None:
         """Read partitions that are assigned now, where the group continues."""

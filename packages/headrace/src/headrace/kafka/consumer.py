@@ -21,6 +21,7 @@ from headrace.kafka.client.properties import member_properties
 from headrace.kafka.cluster_admin import rebalance_of
 from headrace.kafka.commits import Commits
 from headrace.kafka.fetch_flow import FetchFlowControl
+from headrace.kafka.fetch_queue import FetchQueue
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
 from headrace.kafka.poll_thread import PollThread
@@ -121,8 +122,9 @@ class Consumer(Service):
             return library.Consumer({**self._properties(), "on_commit": commits.reported})
 
         security = ClientSecurity(self._admin.config.security, make_client)
+        queue = FetchQueue(security.make(), self._admin.config)
         partitions = AssignedPartitions(
-            self.name, security.make(), commits, loop=loop, flow=self._flow, resolver=resolver, problems=self._problems
+            self.name, queue, commits, loop=loop, flow=self._flow, resolver=resolver, problems=self._problems
         )
         poll = PollThread(partitions, security, self._commands, self._clock)
         thread = OwnedThread(self.name, poll.run, self.die)

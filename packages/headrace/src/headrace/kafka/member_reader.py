@@ -11,6 +11,7 @@ from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import to_error
 from headrace.kafka.client.properties import member_properties
+from headrace.kafka.fetch_queue import FetchQueue
 from headrace.kafka.names import check_group
 from headrace.kafka.reader import ReadPart, poll_part
 from headrace.records import Offsets, TopicPartition
@@ -51,11 +52,12 @@ class MemberReader:
 
     async def __aenter__(self) -> Self:
         self._client = library.Consumer(self._properties)
+        self._queue = FetchQueue(self._client, self._kafka)
         self._client.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(run_blocking(self._client.close))  # leaves the group
+        await asyncio.shield(run_blocking(self._queue.close))  # leaves the group
 
     async def parts(self, most_records: int) -> AsyncGenerator[ReadPart, None]:
         """Yield what arrives; a part may be empty.
@@ -64,12 +66,12 @@ class MemberReader:
             KafkaError: Kafka refuses the membership or the read.
         """
         while True:
-            batches, append_times, events = await run_blocking(poll_part, self._client, most_records)
+            batches, append_times, events = await run_blocking(poll_part, self._queue, most_records)
             self._at_end.difference_update(batch.topic_partition for batch in batches)
             for event in events:
-                if event.error().code() != _END:
-                    raise self._error(event.error(), event.topic() or "")
-                self._at_end.add(TopicPartition(event.topic(), event.partition()))
+                if event.error.code() != _END:
+                    raise self._error(event.error, event.partition.topic)
+                self._at_end.add(event.partition)
             yield ReadPart(batches, {}, append_times)
 
     @property
@@ -92,8 +94,9 @@ class MemberReader:
         rights = [Right("Read", "group", self._group), *([Right("Read", "topic", topic)] if topic else [])]
         return to_error(error, f"read as a member of group {self._group}", self._kafka, *rights)
 
-    def _on_assign(self, _client: Any, _partitions: Sequence[Any]) -> None:
+    def _on_assign(self, _client: Any, partitions: Sequence[Any]) -> None:
         self._joined = True
+        self._queue.assigned(partitions)  # the client assigns them when this returns
 
     def _on_revoke(self, _client: Any, partitions: Sequence[Any]) -> None:
         self._joined = False

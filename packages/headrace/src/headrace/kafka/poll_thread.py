@@ -16,13 +16,13 @@ from headrace.kafka.client.access import is_refused, refusal_in
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.commits import commit_now
+from headrace.kafka.fetch_queue import FetchEvent
 from headrace.kafka.loop_proxy import CommandQueue
 from headrace.kafka.names import names_of
 from headrace.kafka.positions import client_partitions as _plain
 from headrace.kafka.positions import committed_offsets
-from headrace.kafka.reader import to_batches
 from headrace.kafka.transactions.transaction_job import metadata_in
-from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, blocking
 from headrace.runtime.failpoints import reach
 
@@ -93,7 +93,7 @@ class PollThread:
             stays = "group.instance.id" in member or member.get("group.protocol") == "consumer"
             if not stays and not self.partitions.client.assignment():
                 self.partitions.client.unsubscribe()
-        self.partitions.client.close()  # runs _on_revoke for the assigned partitions
+        self.partitions.queue.close()  # runs _on_revoke for the assigned partitions
 
     def _renew(self) -> None:
         """Replace a client that cannot continue, or whose certificates or user have changed: leave, and join again."""
@@ -142,12 +142,10 @@ class PollThread:
             # No record can arrive, and a wait for commands ends as soon as enough is released.
             self._commands.wait(seconds)
             seconds = 0
-        # consume() alone waits until the batch is full; poll() returns with the first record.
-        first = client.poll(seconds)
-        if first is not None:
+        parts = self.partitions.queue.poll(seconds, min(_BATCH_RECORDS, self._flow.poll_limit_records)).parts
+        if parts:
             reach("poll.after")
-            more = client.consume(min(_BATCH_RECORDS - 1, self._flow.poll_limit_records), 0)
-            self._dispatch([first, *more])
+            self._dispatch(parts)
 
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics; the partitions of topics that stay are not revoked."""
@@ -191,50 +189,42 @@ class PollThread:
         if self._resolver.policy.transactional:
             self.member = self.partitions.client.consumer_group_metadata(), self.partitions.epochs.copy()
 
-    def _dispatch(self, items: list[Any]) -> None:
+    def _dispatch(self, parts: Sequence[RecordBatch | FetchEvent]) -> None:
         """Pass records to the listener, and handle the client's events between them."""
-        errors = [item.error() for item in items]
-        first = 0
-        for index in range(len(items)) if any(errors) else ():
-            if errors[index] is not None:
-                self._pass_records(items[first:index])
-                self._on_event(items[index])
-                first = index + 1
-        self._pass_records(items[first:] if first else items)
+        for part in parts:
+            if isinstance(part, FetchEvent):
+                self._on_event(part)
+            else:
+                self._pass_records(part)
 
-    def _pass_records(self, messages: list[Any]) -> None:
-        if not messages:
-            return
+    def _pass_records(self, batch: RecordBatch) -> None:
         if "" in self._problems:
             self._problems.report("", "")
-        batches = to_batches(messages)
-        self._allowed([batch.topic_partition for batch in batches])
-        for batch in batches:
-            partition = batch.topic_partition
-            epoch = self.partitions.epochs.get(partition)
-            if epoch is None or not self._resolver.advance(partition, batch.offsets[-1] + 1):
-                continue  # revoked during this poll, or after offsets that cannot be read
-            self._flow.fetched(partition, len(batch), batch.size_bytes, self._clock.monotonic())
-            reach("hand-over.before")
-            self.loop.post(self.loop.listener.on_records, partition, epoch, batch)
-            reach("hand-over.after")
+        partition = batch.topic_partition
+        self._allowed([partition])
+        epoch = self.partitions.epochs.get(partition)
+        if epoch is None or not self._resolver.advance(partition, batch.offsets[-1] + 1):
+            return  # revoked during this poll, or after offsets that cannot be read
+        self._flow.fetched(partition, len(batch), batch.size_bytes, self._clock.monotonic())
+        reach("hand-over.before")
+        self.loop.post(self.loop.listener.on_records, partition, epoch, batch)
+        reach("hand-over.after")
 
-    def _on_event(self, item: Any) -> None:
-        error = item.error()
+    def _on_event(self, event: FetchEvent) -> None:
+        error, partition, offset = event
         code = error.code()
         group = self._problems.group
-        partition = TopicPartition(item.topic() or "", item.partition() if item.partition() is not None else -1)
         if code in _OF_A_POSITION and self._resolver.is_open(partition):
             return  # the client reads on after offsets that cannot be read, and must not
         if code == _END:
             self._allowed([partition])
             if epoch := self.partitions.epochs.get(partition):
-                self.loop.post(self.loop.listener.on_end, partition, epoch, item.offset())
+                self.loop.post(self.loop.listener.on_end, partition, epoch, offset)
         elif code == _OUT_OF_RANGE:
             log.warning("group %s, %s: %s", group, partition, error.str())
-            self._resolver.out_of_range(partition, item.offset())
+            self._resolver.out_of_range(partition, offset)
         elif code in _BROKEN and partition in self.partitions.epochs:
-            self._resolver.out_of_range(partition, item.offset())  # so it is fetched again, from here
+            self._resolver.out_of_range(partition, offset)  # so it is fetched again, from here
             self.partitions.client.pause(_plain([partition]))
             problem = f"{partition}: {error.str()}; reading stopped there until this batch can be read"
             self._problems.report(str(partition), problem)

@@ -15,6 +15,7 @@ from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError, InvalidOffset
 from headrace.kafka.client import library
 from headrace.kafka.commits import from_client
+from headrace.kafka.fetch_queue import FetchQueue
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.records import Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline
@@ -120,15 +121,17 @@ class Assignment:
     Source: KIP-429; the client refuses incremental changes under the eager protocol, and whole ones under the other.
     """
 
-    def __init__(self, client: Any, *, whole: bool) -> None:
+    def __init__(self, queue: FetchQueue, *, whole: bool) -> None:
         """Prepare; `whole` for the eager protocol, where each change names all partitions."""
-        self._client = client
+        self._queue = queue
+        self._client = queue.client
         self._whole = whole
         self._started_at: dict[TopicPartition, int] = {}
 
     def add(self, assigned: list[Any]) -> None:
         """Fetch from partitions, at the offsets they carry."""
         (self._client.assign if self._whole else self._client.incremental_assign)(assigned)
+        self._queue.assigned(assigned)
         self._started_at |= {TopicPartition(p.topic, p.partition): p.offset for p in assigned}
 
     def remove(self, revoked: list[Any]) -> None:
@@ -150,9 +153,11 @@ class Assignment:
         if not self._whole:
             self._client.incremental_unassign(moved)
             self._client.incremental_assign(moved)
+            self._queue.assigned(moved)
             return [partition]
         others = [item for item in self.positions() if (item.topic, item.partition) != partition]
         self._client.assign(moved + others)
+        self._queue.assigned(moved + others)
         return list(self._started_at)
 
     def positions(self) -> list[Any]:

@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import functools
-import gc
 import json
-import operator
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
 from headrace.config.kafka import KafkaConfig
@@ -18,7 +16,8 @@ from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import to_error
 from headrace.kafka.client.properties import client_properties
-from headrace.records import Header, Offsets, Record, RecordBatch, TopicPartition
+from headrace.kafka.fetch_queue import FetchEvent, FetchQueue
+from headrace.records import Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import run_blocking
 
 _BATCH = 500
@@ -27,71 +26,10 @@ _SILENT_SECONDS = 30.0
 _LOOK_MS = 10_000
 """How often the client tells how far it has fetched: records of aborted transactions arrive, and are not returned."""
 _END = library.KafkaError._PARTITION_EOF
-_APPENDED = library.TIMESTAMP_LOG_APPEND_TIME
 _OF_THE_GROUP = library.KafkaError.GROUP_AUTHORIZATION_FAILED
 """The client looks up the coordinator of its group, which is not used here."""
 _NO_PROPERTIES: Mapping[str, Any] = {}
 _SLICE_PROPERTIES = {"queued.max.messages.kbytes": 2048, "fetch.wait.max.ms": 100}
-
-
-def to_batches(messages: Sequence[Any]) -> list[RecordBatch]:
-    """Return the client's records as batches of columns, one per partition, in their order.
-
-    Keeping the client's objects would cost more than reading all of their headers.
-    """
-    return [_to_batch(partition, run) for partition, run in _by_partition(messages).items()]
-
-
-def _by_partition(messages: Sequence[Any], topic: str = "") -> Mapping[TopicPartition, Sequence[Any]]:
-    """Return messages by their partition; `topic` is that of all of them if it is known, which saves a call each."""
-    topics = [topic] * len(messages) if topic else [message.topic() for message in messages]
-    partitions = [message.partition() for message in messages]
-    if messages and partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):  # as most polls are
-        return {TopicPartition(topics[0], partitions[0]): messages}
-    runs: dict[tuple[str, int], list[Any]] = {}
-    for partition, message in zip(zip(topics, partitions, strict=True), messages, strict=True):
-        runs.setdefault(partition, []).append(message)
-    return {TopicPartition(*partition): run for partition, run in runs.items()}
-
-
-def _to_batch(partition: TopicPartition, messages: Sequence[Any]) -> RecordBatch:
-    keys = [message.key() for message in messages]
-    values = [message.value() for message in messages]
-    headers = _headers_of(messages)
-    return RecordBatch(
-        partition,
-        [message.offset() for message in messages],
-        [message.timestamp()[1] for message in messages],
-        keys,
-        values,
-        headers if any(headers) else None,
-        [*map(operator.add, _sizes_of(keys), _sizes_of(values))] if any(keys) else _sizes_of(values),
-    )
-
-
-def _sizes_of(column: Sequence[bytes | None]) -> list[int]:
-    try:
-        return [*map(len, column)]  # type: ignore[arg-type]
-    except TypeError:  # a null
-        return [len(data) if data else 0 for data in column]
-
-
-def _headers_of(messages: Sequence[Any]) -> list[list[Header] | None]:
-    """Return the headers of records; a name that is not UTF-8, which the client cannot read, is U+FFFD."""
-    try:
-        return [message.headers() for message in messages]
-    except SystemError:
-        return [*map(_readable_headers, messages)]
-
-
-def _readable_headers(message: Any) -> list[Header]:
-    with contextlib.suppress(SystemError):  # then the client has the headers, without such a name
-        message.headers()
-    # Reading such a header ends the process.
-    parts = [gc.get_referents(header) for header in message.headers() or ()]
-    names = [next((part for part in pair if isinstance(part, str)), "\ufffd") for pair in parts]
-    values = [next((part for part in pair if isinstance(part, bytes)), None) for pair in parts]
-    return list(zip(names, values, strict=True))
 
 
 class ReadPart(NamedTuple):
@@ -162,30 +100,27 @@ async def read_batches(
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
     """
     next_offsets = dict(starts)
-    topics = {partition.topic for partition in starts}
-    only_topic = topics.pop() if len(topics) == 1 else ""
     fetched = _Fetched()
     watched = {"statistics.interval.ms": _LOOK_MS, "stats_cb": fetched.look, **properties}
-    open_client = functools.partial(_open_client, kafka, watched, next_offsets)
-    security = ClientSecurity(kafka.security, open_client)
-    client = open_client()
+    open_queue = functools.partial(_open_queue, kafka, watched, next_offsets)
+    security = ClientSecurity(kafka.security, open_queue)
+    queue = open_queue()
     try:
         while True:
-            if (renewed := security.replacement(client)) is not None:
-                outdated = client
-                client = renewed
+            if (renewed := security.replacement(queue)) is not None:
+                outdated = queue
+                queue = renewed
                 await run_blocking(outdated.close)
-            batches, append_times, events = await run_blocking(poll_part, client, most_records, only_topic)
+            batches, append_times, events = await run_blocking(poll_part, queue, most_records)
             reached: dict[TopicPartition, int] = {}
-            for event in (event for event in events if event.error().code() != _OF_THE_GROUP):
-                partition = TopicPartition(event.topic(), event.partition())
-                if event.error().code() != _END:
-                    raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))
-                reached[partition] = event.offset()
+            for error, partition, offset in (event for event in events if event.error.code() != _OF_THE_GROUP):
+                if error.code() != _END:
+                    raise to_error(error, f"read {partition}", kafka, Right("Read", "topic", partition.topic))
+                reached[partition] = offset or 0
             next_offsets.update((batch.topic_partition, batch.offsets[-1] + 1) for batch in batches)
             yield ReadPart(batches, reached, append_times, fetched.has_moved())
     finally:
-        await run_blocking(client.close)
+        await run_blocking(queue.close)
 
 
 class _Fetched:
@@ -301,26 +236,23 @@ async def read_slice(
 
 
 def poll_part(
-    client: library.Consumer, most_records: int, topic: str = ""
-) -> tuple[list[RecordBatch], frozenset[TopicPartition], list[Any]]:
+    queue: FetchQueue, most_records: int
+) -> tuple[list[RecordBatch], frozenset[TopicPartition], list[FetchEvent]]:
     """Return records, partitions with times of the broker, and the client's events.
 
-    All are made on the thread, because that takes time. `topic` is the only one that the client reads, if known.
+    All are made on the thread, because that takes time.
     """
-    first = client.poll(_WAIT_SECONDS)
-    if first is None:
-        return [], frozenset(), []
-    items = [first, *client.consume(most_records - 1, 0)]
-    events = [item for item in items if item.error() is not None]
-    runs = _by_partition([item for item in items if item.error() is None] if events else items, topic)
-    append_times = [partition for partition, run in runs.items() if run[0].timestamp()[0] == _APPENDED]
-    return [_to_batch(partition, run) for partition, run in runs.items()], frozenset(append_times), events
+    parts, append_times = queue.poll(_WAIT_SECONDS, most_records)
+    batches = [part for part in parts if isinstance(part, RecordBatch)]
+    return batches, append_times, [part for part in parts if isinstance(part, FetchEvent)]
 
 
-def _open_client(kafka: KafkaConfig, properties: Mapping[str, Any], at: Offsets) -> library.Consumer:
-    client = library.Consumer({**_properties(kafka), **properties})
-    client.assign([library.TopicPartition(*partition, offset) for partition, offset in at.items()])
-    return client
+def _open_queue(kafka: KafkaConfig, properties: Mapping[str, Any], at: Offsets) -> FetchQueue:
+    queue = FetchQueue(library.Consumer({**_properties(kafka), **properties}), kafka)
+    partitions = [library.TopicPartition(*partition, offset) for partition, offset in at.items()]
+    queue.client.assign(partitions)
+    queue.assigned(partitions)
+    return queue
 
 
 def _properties(kafka: KafkaConfig) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def _from_columns(found: Sequence[Any]) -> PollResult:
 
 
 def to_parts(messages: Sequence[Any]) -> PollResult:
+    """Return the client's own objects as columns and events."""
     parts: list[RecordBatch | FetchEvent] = []
     append_times: list[TopicPartition] = []
     errors = [message.error() for message in messages]

@@ -43,7 +43,7 @@ class FetchQueue:
         self._kafka = kafka
         self._native: Any = None
         """The queue of the compiled module; None without it, and for a client of a test."""
-        if module := native.native_door(kafka):
+        if module := native.native_module(kafka):
             with contextlib.suppress(ValueError):
                 self._native = module.FetchQueue(client)
         self._to_forward: list[Any] = []

@@ -72,7 +72,8 @@ async def test_a_record_that_a_topic_refuses_fails_alone(
         for n in range(500)
     ]
     results = await producer.produce(records, in_order=True)
-    assert {index for index, result in enumerate(results) if isinstance(result, errors.RecordRefused)} == bad
+    refused = {index for index, result in enumerate(results) if isinstance(result, errors.RecordRefused)}
+    assert refused == bad, [results[index] for index in bad - refused][:3]
     written = [result.offset for result in results if isinstance(result, Produced)]
     assert written == sorted(written)
     assert len(written) == 500 - len(bad)

@@ -115,7 +115,7 @@ static PyObject *forward(FetchQueue *self, PyObject *arguments) {
     const char *topic;
     int partition;
     if (!PyArg_ParseTuple(arguments, "si", &topic, &partition) || is_closed(self)) return NULL;
-    rd_kafka_queue_t *source = *topic ? rdk.queue_get_partition(self->client, topic, partition) : NULL;
+    rd_kafka_queue_t *source = *topic && partition >= 0 ? rdk.queue_get_partition(self->client, topic, partition) : NULL;
     if (!source) return PyErr_Format(PyExc_ValueError, "%s-%d is not a partition", topic, partition);
     rdk.queue_forward(source, self->fetched);
     rdk.queue_destroy(source);
@@ -136,11 +136,15 @@ static PyObject *header_name(const char *name) {
     return PyUnicode_FromString("\xef\xbf\xbd");
 }
 
-static PyObject *headers_of(const rd_kafka_headers_t *headers) {
-    PyObject *list = PyList_New(0);
+/* None for a record without headers, which librdkafka mostly calls an empty list. */
+static PyObject *headers_of(const rd_kafka_message_t *message) {
+    rd_kafka_headers_t *headers;
     const char *name;
     const void *value;
     size_t size;
+    if (rdk.message_headers(message, &headers) || rdk.header_get_all(headers, 0, &name, &value, &size))
+        return Py_NewRef(Py_None);
+    PyObject *list = PyList_New(0);
     for (size_t at = 0; list && !rdk.header_get_all(headers, at, &name, &value, &size); at++) {
         PyObject *text = header_name(name);
         PyObject *data = text ? bytes_or_none(value, size) : NULL;
@@ -178,21 +182,20 @@ static int put(Run *run, int column, PyObject *value) {
     return !value || PyList_SetItem(run->columns[column], run->filled, value);
 }
 
+/* The column begins with the first record that has headers. */
 static int put_headers(Run *run, PyObject *headers) {
-    if (!headers) return 1;
-    if (!run->columns[HEADERS]) {
-        PyObject *list = run->columns[HEADERS] = PyList_New(run->count);
-        for (Py_ssize_t at = 0; list && at < run->count; at++) PyList_SetItem(list, at, Py_NewRef(Py_None));
-        if (!list) {
-            Py_DECREF(headers);
-            return 1;
-        }
+    if (headers == Py_None && !run->columns[HEADERS]) return Py_DecRef(headers), 0;
+    if (headers && !run->columns[HEADERS]) {
+        run->columns[HEADERS] = PyList_New(run->count);
+        for (Py_ssize_t at = 0; run->columns[HEADERS] && at < run->filled; at++)
+            PyList_SetItem(run->columns[HEADERS], at, Py_NewRef(Py_None));
     }
-    return put(run, HEADERS, headers);
+    if (run->columns[HEADERS]) return put(run, HEADERS, headers);
+    Py_XDECREF(headers);
+    return 1;
 }
 
 static int put_record(Run *run, const rd_kafka_message_t *message) {
-    rd_kafka_headers_t *headers;
     int kind, failed = 0;
     int64_t timestamp = rdk.message_timestamp(message, &kind);
     if (!run->filled) {
@@ -203,8 +206,8 @@ static int put_record(Run *run, const rd_kafka_message_t *message) {
              put(run, TIMESTAMPS, PyLong_FromLongLong(timestamp)) ||
              put(run, KEYS, bytes_or_none(message->key, message->key_size)) ||
              put(run, VALUES, bytes_or_none(message->value, message->value_size)) ||
-             put(run, SIZES, PyLong_FromSize_t(message->key_size + message->value_size));
-    if (!failed && !rdk.message_headers(message, &headers)) failed = put_headers(run, headers_of(headers));
+             put(run, SIZES, PyLong_FromSize_t(message->key_size + message->value_size)) ||
+             put_headers(run, headers_of(message));
     run->filled++;
     return failed;
 }

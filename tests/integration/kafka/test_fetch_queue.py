@@ -14,12 +14,12 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.client.native import native_door
+from headrace.kafka.client.native import native_module
 from headrace.kafka.fetch_queue import FetchEvent, FetchQueue
 from headrace.records import RecordBatch
 from headrace_devkit.testing import Cluster, MakeTopic
 
-pytestmark = pytest.mark.skipif(native_door(KafkaConfig()) is None, reason="the compiled module was not built here")
+pytestmark = pytest.mark.skipif(native_module(KafkaConfig()) is None, reason="the compiled module was not built here")
 _LIMIT_SECONDS = 60.0
 Open = Callable[..., FetchQueue]
 
@@ -199,7 +199,7 @@ def test_a_member_gets_its_partitions_and_its_records(kafka: Cluster, topic: Mak
 
 
 def test_the_module_refuses_what_it_cannot_read(kafka: Cluster, topic: MakeTopic) -> None:
-    module: Any = native_door(KafkaConfig())
+    module: Any = native_module(KafkaConfig())
     closed = confluent_kafka.Consumer({"group.id": "g"})
     closed.close()
     for other in (None, object(), 1, closed, confluent_kafka.Producer({}), confluent_kafka.Consumer):

@@ -119,18 +119,6 @@ def test_a_consumer_runs_only_where_its_file_has_it(
     assert moves(after, choose(consumers, processes, after)) == 0
 
 
-def test_a_zone_that_comes_back_gets_its_copies_again() -> None:
-    """While it is away both copies are in the other zone."""
-    zones = {zone: [PlacedProcess(f"{zone}{number}", zone) for number in range(5)] for zone in "ab"}
-    consumers = [PlacedConsumer(f"c{number}") for number in range(50)]
-    both = [*zones["a"], *zones["b"]]
-    away = choose(consumers, zones["a"], choose(consumers, both))
-    assert all(len(names) == 2 for names in away.values())
-    back = choose(consumers, both, away)
-    assert all({name[0] for name in names} == {"a", "b"} for names in back.values())
-    assert moves(away, back) == 50
-
-
 def test_without_processes_nothing_runs() -> None:
     assert choose([PlacedConsumer("a")], []) == {"a": ()}
 
@@ -144,11 +132,3 @@ def test_where_nothing_changes_no_process_is_ranked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_rank", lambda one, name: ranks.append(name) or rank(one, name))
     assert choose(consumers, processes, chosen) == chosen
     assert len(ranks) == 2 * 40
-
-
-def test_a_process_that_is_away_keeps_what_it_has_and_gets_nothing_new() -> None:
-    processes = [PlacedProcess("p0", is_away=True), PlacedProcess("p1"), PlacedProcess("p2")]
-    names = ["kept", *(f"c{number}" for number in range(9))]
-    chosen = choose([PlacedConsumer(name) for name in names], processes, {"kept": ("p0", "p1")})
-    assert {name for name, found in chosen.items() if "p0" in found} == {"kept"}
-    assert {*choose([PlacedConsumer("c")], processes[:1]).values()} == {()}

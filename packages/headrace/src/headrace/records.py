@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, overload
 
 import msgspec
 
@@ -86,22 +86,10 @@ class RecordBatch(Sequence[Record]):
     """Records of one partition, in the order of their offsets, as columns. Neither it nor a column is ever changed.
 
     A `Record` is made only by an index access or an iteration. A slice has its own columns, so that it keeps no other
-    records in memory. A batch of one record may be a row, which gets columns when they are asked for.
+    records in memory.
     """
 
-    __slots__ = (
-        "headers",
-        "keys",
-        "offsets",
-        "row",
-        "size_bytes",
-        "sizes",
-        "timestamps_ms",
-        "topic_partition",
-        "values",
-    )
-    row: Row
-    """The first record."""
+    __slots__ = ("headers", "keys", "offsets", "size_bytes", "sizes", "timestamps_ms", "topic_partition", "values")
 
     def __init__(
         self,
@@ -138,7 +126,7 @@ class RecordBatch(Sequence[Record]):
     def from_rows(topic_partition: TopicPartition, rows: Sequence[Row]) -> RecordBatch:
         """Return records of one partition as columns."""
         if len(rows) == 1:
-            return RecordBatch.of_row(topic_partition, rows[0])
+            return RecordRow(topic_partition, rows[0])
         columns: list[Any] = [*map(list, zip(*rows, strict=True))] or [[] for _ in range(6)]
         offsets, timestamps_ms, keys, values, headers, sizes = columns
         headers = headers if any(headers) else None
@@ -149,6 +137,8 @@ class RecordBatch(Sequence[Record]):
         """Return batches of the same partition that follow each other as one."""
         if len(parts) == 1:
             return parts[0]
+        if all(isinstance(part, RecordRow) for part in parts):
+            return RecordBatch.from_rows(parts[0].topic_partition, [part.row for part in parts])
         headers: list[list[Header] | None] | None = None
         each = [part.headers for part in parts]
         if any(each):
@@ -163,25 +153,10 @@ class RecordBatch(Sequence[Record]):
             [*chain.from_iterable([part.sizes for part in parts])],
         )
 
-    @staticmethod
-    def of_row(topic_partition: TopicPartition, row: Row) -> RecordBatch:
-        """Return one record as a batch; where records are delivered one by one, columns for each would cost most."""
-        batch = RecordBatch.__new__(RecordBatch)
-        batch.topic_partition = topic_partition
-        batch.row = row
-        return batch
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Make the columns of a row, or the row of columns."""
-            if name == "row":
-                self.row = self.row_at(0)
-            else:
-                offset, timestamp_ms, key, value, own, size = self.row
-                columns = [offset], [timestamp_ms], [key], [value], [own] if own else None, [size]
-                self.__init__(self.topic_partition, *columns)
-            return object.__getattribute__(self, name)
+    @property
+    def row(self) -> Row:
+        """The first record."""
+        return self.row_at(0)
 
     def row_at(self, index: int) -> Row:
         """Return the record at an index as a row."""
@@ -248,6 +223,26 @@ class RecordBatch(Sequence[Record]):
             headers.copy if headers else list,
             self.sizes[index],
         )
+
+
+class RecordRow(RecordBatch):
+    """A batch of one record, which gets columns when they are asked for: they would cost more than its delivery."""
+
+    __slots__ = ("row",)
+    row: Row
+
+    def __init__(self, topic_partition: TopicPartition, row: Row) -> None:
+        self.topic_partition = topic_partition
+        self.row = row
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        offset, timestamp_ms, key, value, own, size = self.row
+        headers = [own] if own else None
+        super().__init__(self.topic_partition, [offset], [timestamp_ms], [key], [value], headers, [size])
+        return object.__getattribute__(self, name)
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):

@@ -21,7 +21,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.policy import pause_seconds
 from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, Work
 from headrace.delivery.tracker import AckTracker
-from headrace.records import Committed, Record, RecordBatch, Row, TopicPartition
+from headrace.records import Committed, Record, RecordBatch, RecordRow, Row, TopicPartition
 
 log = logging.getLogger(__name__)
 _RUNNING: Final = LaneState.RUNNING
@@ -96,10 +96,10 @@ class Backlog:
         if self._begun == len(first):
             self._batches.popleft()
             self._begun = 0
-        return RecordBatch.of_row(first.topic_partition, first.row_at(begun))
+        return RecordRow(first.topic_partition, first.row_at(begun))
 
-    def has_waiting(self, _key: bytes | None) -> bool:
-        """Return whether records wait for one of this key, which has begun."""
+    def has_waiting(self, _keys: Sequence[bytes | None]) -> bool:
+        """Return whether records wait for some of these keys, which have begun."""
         return False
 
     def find(self, offset: int) -> Record | None:
@@ -165,8 +165,8 @@ class KeyBacklog(Backlog):
         self.begun_records += len(rows)
         return RecordBatch.from_rows(self._partition, rows)
 
-    def has_waiting(self, key: bytes | None) -> bool:
-        return bool(self._blocked.get(key))
+    def has_waiting(self, keys: Sequence[bytes | None]) -> bool:
+        return any(map(self._blocked.get, keys))
 
     def find(self, offset: int) -> Record | None:
         waiting = [self._ready, *filter(None, self._blocked.values())]
@@ -257,20 +257,23 @@ class Lane:
             return False
         return bool(self.retries.due) or self._has_fresh
 
-    def following(self, delivered: Row) -> Batch | None:
-        """Take the record that follows one that was delivered, and is completed later; None if none may."""
-        retries, backlog, key = self.retries, self.backlog, delivered[_KEY]
+    def following(self, delivered: RecordBatch) -> Batch | None:
+        """Take what follows records that were delivered, and are completed later; None if nothing may."""
+        retries, context, backlog = self.retries, self._context, self.backlog
+        keys = (delivered.row[_KEY],) if isinstance(delivered, RecordRow) else delivered.keys
         if (
             self.condition.state is not _RUNNING
             or retries.due
             or retries.behind
             or retries.backing_off
             or retries.earlier
-            or not (backlog.ready_records or backlog.has_waiting(key))
+            or context.delayed
+            or context.batch.linger_seconds
+            or not (backlog.ready_records or backlog.has_waiting(keys))
         ):
             return None
         self.in_flight.delivered.append(delivered)
-        backlog.release((key,))
+        backlog.release(keys)
         return Batch(backlog.take())
 
     @property

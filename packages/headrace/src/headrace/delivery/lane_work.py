@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.delivery.offset_map import Tries
 from headrace.delivery.pump_context import Batch, Work
-from headrace.records import Record, RecordBatch, Row
+from headrace.records import Record, RecordBatch
 from headrace.runtime import Clock
 
 
@@ -51,8 +51,8 @@ class InFlight:
     def __init__(self, clock: Clock) -> None:
         self.each: dict[WorkInFlight, None] = {}
         """The work, in the order in which it began."""
-        self.delivered: list[Row] = []
-        """Records that were delivered one by one and are about to be completed; none waits for them any more."""
+        self.delivered: list[RecordBatch] = []
+        """What was delivered and is about to be completed; no record waits for it any more."""
         self.begun_at = 0.0
         """When the last work began, by the monotonic clock."""
         self.idle = asyncio.Event()

@@ -125,12 +125,6 @@ class PumpContext:
     """Records by which the committed offset stays behind what is completed."""
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether a delivery is one record that waits for nothing."""
-        batch = self.batch
-        return batch.max_records == 1 and not (batch.linger_seconds or self.delayed)
-
-    @property
     def most_records(self) -> int:
         """Most records of the next delivery."""
         most = self.batch.max_records

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
+from operator import attrgetter
 from typing import Any
 
 from headrace.delivery.breaker import failures_of
@@ -230,7 +231,7 @@ class Deliverer:
                     result = await self._destination.deliver(delivery)
             except DeliveryError as error:
                 result = error
-            if context.one_by_one and result == _TAKEN and self._goes_on(running):
+            if self._goes_on(running, result):
                 continue
             self.complete_delivered(lane)
             dead_letters = self._result(running, batch, result)
@@ -258,7 +259,7 @@ class Deliverer:
             self._leave(running)
             self.begin()
 
-    def _goes_on(self, running: _LaneWork) -> bool:
+    def _goes_on(self, running: _LaneWork, result: Result) -> bool:
         """Deliver the next record of a lane in the same slot, if there is one and nothing speaks against it.
 
         Records that were delivered are completed together, a little later, which costs much less for each.
@@ -266,11 +267,12 @@ class Deliverer:
         lane, context, now = running.lane, self._context, self._context.clock.monotonic()
         in_flight = lane.in_flight
         if (
-            self._limit.free_for(self) < 0
+            result != _TAKEN
+            or self._limit.free_for(self) < 0
             or context.rate.records_per_second
             or not context.breaker.is_calm
             or not self._keeps_slot(running, now)
-            or not (following := lane.following(running.work.records.row))
+            or not (following := lane.following(running.work.records))
         ):
             return False
         if len(in_flight.delivered) == 1:
@@ -309,7 +311,7 @@ class Deliverer:
     def complete_delivered(self, lane: Lane) -> None:
         """Complete what was delivered of a lane and waits for that."""
         if delivered := lane.in_flight.delivered:
-            records = RecordBatch.from_rows(lane.partition, sorted(delivered))
+            records = RecordBatch.join(sorted(delivered, key=attrgetter("row")))
             delivered.clear()
             if lane.is_fenced:
                 self._context.counts.late_results += len(records)

@@ -51,14 +51,13 @@ class HttpDestination(Service):
         self._consumer = name
         self.client = client_of(backend, clock, tls, max_response_bytes)
         self._results = backend.mode == "results"
-        self._is_single = backend.mode in ONE_RECORD_MODES
         self._health = backend.health.path if backend.health else ""
         self._suspects: dict[tuple[TopicPartition, int], None] = {}
         """Records that were sent alone, and at which it closed the connection."""
         self._retry = retry
         self._payloads = payloads
         self._clock = clock
-        write = _rows if rows and not self._is_single else _WRITERS[backend.mode]
+        write = _rows if rows and backend.mode not in ONE_RECORD_MODES else _WRITERS[backend.mode]
         self._request = functools.partial(write, payloads, DeliveryLines(self.client.lines))
 
     async def stop(self) -> None:
@@ -128,7 +127,7 @@ class HttpDestination(Service):
         """Return what a response means for each record; raise if it concerns the whole backend or is not valid."""
         status = response.status
         if status < 300:
-            return replies_of(response.body, sent) if self._results else [ACK] * (1 if self._is_single else len(sent))
+            return replies_of(response.body, sent) if self._results else [ACK] * len(sent)
         if self._retry.action_of_status(status) == "unavailable":
             wait = retry_after_seconds(response.headers.get("retry-after", ""), self._clock.time())
             url = self.client.url

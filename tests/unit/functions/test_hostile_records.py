@@ -147,7 +147,7 @@ async def test_a_record_ends_alone_as_it_ends_among_others(
             assert (alone.error, alone.reason) == (among.error, among.reason), name
             expected = FAILS.get(name, "CancelledError" if name == "cancels" and not prefix else "")
             assert alone.error == ("RuntimeError" if prefix and name == "stop" else expected), (name, alone)
-            found = function.written + [each for some in held._pending.get(PARTITION, {}).values() for each in some]
+            found = function.written + [each for run in held._pending.get(PARTITION, ()) for each in run.records]
             ids = [f"flights-3-{at + 2}".encode(), f"flights-3-{at + 4}".encode()]
             assert [each.value for each in found if each.key == b"good"][-2:] == ids, name
             values = [each.value for each in found if each.key == name.encode()]

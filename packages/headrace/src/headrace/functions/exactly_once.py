@@ -226,9 +226,9 @@ class TransactionalPump(Pump):
             if self._next:
                 self._later(_COMMIT_SECONDS, self._changed.set)
             if offsets:
-                portion = Portion(offsets, [(p, output) for p in offsets for output in self._held.take(p)])
+                portion = Portion(offsets, [run for partition in offsets for run in self._held.take(partition)])
                 await self._write_all(portion)
-                self._held.release(output for _, output in portion.outputs)
+                self._held.release(portion.runs)
 
     async def _write_all(self, portion: Portion) -> None:
         """Commit a portion in one transaction; partitions whose outputs have failed before get one each.
@@ -237,7 +237,7 @@ class TransactionalPump(Pump):
         """
         lanes = {partition: self._lanes.get(partition) for partition in portion.offsets}
         apart = [[partition] for partition in lanes if partition in self._apart]
-        round_ = _Round(lanes, len(portion.outputs).bit_length() + 3)
+        round_ = _Round(lanes, portion.halvings)
         try:
             for partitions in ([each for each in lanes if each not in self._apart], *apart):
                 await self._write(portion.of(partitions), round_)
@@ -270,7 +270,7 @@ class TransactionalPump(Pump):
                 for partition, offset in ends.items():
                     self._set_apart(partition, blamed[partition, offset], round_)
                 return True
-            round_.left = round_.left - 1 if suspects else len(portion.outputs).bit_length() + 3
+            round_.left = round_.left - 1 if suspects else portion.halvings
             if not suspects:
                 return False
             if not round_.left:
@@ -284,14 +284,14 @@ class TransactionalPump(Pump):
 
         There are none if it is committed.
         """
-        records = [output.record for _, output in portion.outputs]
+        records = [*itertools.chain.from_iterable([run.records for run in portion.runs])]
         group, epochs = self._consumer.group_offsets(portion.offsets), {p: self.epoch_of(p) for p in portion.offsets}
         while True:
             try:
                 results = await self._missing(portion) or await self._transactions.submit(records, group=group)
                 failures = [each for each in results if isinstance(each, errors.HeadraceError)]
                 if not failures:
-                    self._written(portion, results)
+                    self._written(portion, records, results)
                     return {}, {}
                 failure = min(failures, key=lambda each: type(each) is errors.TransactionAborted)
                 if self._held.dead_letters:
@@ -311,33 +311,35 @@ class TransactionalPump(Pump):
     async def _missing(self, portion: Portion) -> Sequence[errors.HeadraceError]:
         """Return the results of a failed transaction if a topic is still missing; to wait would delay the others."""
         failed = {str(self._apart[p].error.parameters.get("topic")) for p in portion.offsets if p in self._apart}
-        for topic in failed & {output.record.topic for _, output in portion.outputs}:
+        outputs = portion.outputs if failed else []
+        for topic in failed & {record.topic for *_, record in outputs}:
             try:
                 await self._transactions.require_topic(topic)
             except (errors.TopicNotFound, errors.KafkaUnauthorized) as cause:
                 aborted = errors.TransactionAborted()
-                return [cause if output.record.topic == topic else aborted for _, output in portion.outputs]
+                return [cause if record.topic == topic else aborted for *_, record in outputs]
         return []
 
     def _blame(self, portion: Portion, results: Sequence[Any]) -> _Blame:
         """Return the events that are to blame for a failed transaction, or else events of which one is to blame."""
-        if refused := self._held.refuse(portion.outputs, results):
+        outputs = portion.outputs
+        if refused := self._held.refuse(outputs, results):
             return refused, {}
         alone = len(portion.events) == 1
         for kinds, certain in _CULPRITS:
             named: dict[Event, errors.HeadraceError] = {}
-            for (partition, output), result in zip(portion.outputs, results, strict=True):
+            for (partition, offset, record), result in zip(outputs, results, strict=True):
                 if type(result) in kinds:
-                    topic = output.record.topic
+                    topic = record.topic
                     text = f"outputs to {topic} are not acknowledged: {result.description}"
-                    named.setdefault((partition, output.offset), errors.DestinationUnavailable(text, topic=topic))
+                    named.setdefault((partition, offset), errors.DestinationUnavailable(text, topic=topic))
             if named:
                 return (named, {}) if certain or alone else ({}, named)
         return {}, {}
 
-    def _written(self, portion: Portion, results: Sequence[Any]) -> None:
+    def _written(self, portion: Portion, records: Sequence[OutgoingRecord], results: Sequence[Any]) -> None:
         if self._on_written:
-            self._on_written([output.record for _, output in portion.outputs], results)
+            self._on_written(records, results)
         self._failures = 0
         self._problem = ""
         self._committed |= portion.offsets

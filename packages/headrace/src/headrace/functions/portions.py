@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.delivery.offset_map import decode, encode
-from headrace.functions.held_outputs import HeldOutput
+from headrace.functions.held_outputs import HeldOutput, HeldRun
 from headrace.records import CommitOffsets, Committed, TopicPartition
 
 Event = tuple[TopicPartition, int]
@@ -16,19 +16,27 @@ class Portion(NamedTuple):
     """Offsets, and the outputs of what was completed since the offsets that were committed before."""
 
     offsets: CommitOffsets
-    outputs: Sequence[tuple[TopicPartition, HeldOutput]]
+    runs: Sequence[HeldRun]
+
+    @property
+    def outputs(self) -> list[HeldOutput]:
+        """Each output, in the order in which they are written."""
+        return [(run.partition, *each) for run in self.runs for each in zip(run.offsets, run.records, strict=True)]
+
+    @property
+    def halvings(self) -> int:
+        """How often halves of it can be tried, and some more."""
+        return sum(len(run.offsets) for run in self.runs).bit_length() + 3
 
     @property
     def events(self) -> list[Event]:
         """The events with outputs, by partition and offset."""
-        return sorted({(partition, output.offset) for partition, output in self.outputs})
+        return sorted({(run.partition, offset) for run in self.runs for offset in run.offsets})
 
     def of(self, partitions: Collection[TopicPartition]) -> "Portion":
-        if len(partitions) == len(self.offsets):
-            return self
         return Portion(
             {partition: at for partition, at in self.offsets.items() if partition in partitions},
-            [each for each in self.outputs if each[0] in partitions],
+            [run for run in self.runs if run.partition in partitions],
         )
 
     def before(self, ends: Mapping[TopicPartition, int], committed: CommitOffsets) -> "Portion":
@@ -36,14 +44,14 @@ class Portion(NamedTuple):
 
         A partition without events below its offset is left out. `committed` are the offsets before this portion.
         """
-        outputs = [(p, output) for p, output in self.outputs if output.offset < ends.get(p, math.inf)]
-        left = {partition for partition, _ in outputs}
+        runs = [run.where(ends[run.partition].__gt__) if run.partition in ends else run for run in self.runs]
+        left = {run.partition for run in runs if run.offsets}
         offsets = {
             partition: cut(at, committed.get(partition), ends[partition]) if partition in ends else at
             for partition, at in self.offsets.items()
             if partition in left or partition not in ends
         }
-        return Portion(offsets, outputs)
+        return Portion(offsets, runs)
 
     def split(self, suspects: Collection[Event], committed: CommitOffsets) -> tuple["Portion", "Portion"]:
         """Return two parts: the events before the suspects and the others, or halves if no event is before them.
@@ -54,7 +62,7 @@ class Portion(NamedTuple):
         before = [each for each in events if each[1] < ends.get(each[0], math.inf)]
         first = before if 0 < len(before) < len(events) else events[: len(events) // 2]
         ends = firsts_of(set(events).difference(first))
-        rest = [(p, output) for p, output in self.outputs if output.offset >= ends.get(p, math.inf)]
+        rest = [run.where(ends[run.partition].__le__) for run in self.runs if run.partition in ends]
         return self.before(ends, committed), Portion({p: self.offsets[p] for p in ends}, rest)
 
 

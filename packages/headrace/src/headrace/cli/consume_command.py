@@ -4,7 +4,7 @@ import contextlib
 import functools
 import gc
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import click
@@ -24,7 +24,7 @@ from headrace.cli.log_positions import (
 )
 from headrace.cli.options import with_options
 from headrace.cli.output import progress
-from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, text_lines
+from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template
 from headrace.config.format_list import FORMATS
 from headrace.errors import DecodeError
 from headrace.extras import hook
@@ -167,14 +167,9 @@ def _shown_alone(side: StoredValues, data: bytes | None, batch: RecordBatch, off
         raise DecodeError(f"{where}: {cause}. Choose another --value-format or --key-format") from cause
 
 
-@contextlib.contextmanager
-def _file_progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
+def _file_progress(doing: str) -> contextlib.AbstractContextManager[Callable[[int, int | None], None]]:
     """Show a progress bar on a terminal while records are written elsewhere."""
-    if sys.stdout.isatty():
-        yield lambda done, total: None
-        return
-    with progress(doing) as show:
-        yield show
+    return contextlib.nullcontext(lambda done, total: None) if sys.stdout.isatty() else progress(doing)
 
 
 def _write(data: bytes) -> None:
@@ -244,8 +239,8 @@ class _Run(NamedTuple):
                 raise click.UsageError(f"-f: {cause}") from None
         if self.output == "json":
             return JsonLines(terminal=terminal)
-        columns = [name for name, chosen in (("time", self.times), ("key", self.keys), ("value", True)) if chosen]
-        return text_lines(columns, terminal=terminal)
+        columns = [token for token, chosen in (("%D", self.times), ("%k", self.keys), ("%s", True)) if chosen]
+        return Template("\t".join(columns) + "\n", terminal=terminal, exact=False)
 
     async def print_records(self) -> None:
         renderer = self.renderer()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,21 +26,6 @@ class ShownBatch(NamedTuple):
     values: Sequence[Shown] | None
     """As keys."""
     has_append_times: bool = False
-
-    def column(self, name: Literal["keys", "values"]) -> Sequence[Shown]:
-        """Return the decoded keys or values."""
-        decoded: Sequence[Shown] | None = getattr(self, name)
-        return texts_of(getattr(self.batch, name)) if decoded is None else decoded
-
-
-class RecordRenderer(Protocol):
-    """Writes records in one way."""
-
-    needs_keys: bool
-    needs_values: bool
-
-    def __call__(self, shown: ShownBatch) -> bytes:
-        """Return what is printed."""
 
 
 def for_terminal(text: str) -> str:
@@ -97,17 +82,11 @@ def _header_text(value: bytes | None) -> str:
     return "NULL" if value is None else value.decode(errors="backslashreplace")
 
 
-_NUMBERS: Final = "poTKS"
-"""Tokens of numbers; the others are texts."""
-_TIME: Final = "D"
-"""The token of a time as text, which only `text_lines` has."""
-
-
 class Template:
     """A text per record, with kcat's tokens. The records of a batch are formatted together."""
 
     def __init__(self, template: str, *, terminal: bool, exact: bool = True) -> None:
-        """Compile a template; `exact`: keys and values are as kcat prints them, not as `line_of` does.
+        """Compile a template; if it is `exact`, keys and values are as kcat prints them, else as `line_of` does.
 
         Raises:
             ValueError: It has an unknown token or escape.
@@ -116,11 +95,11 @@ class Template:
         self._exact = exact
         literals = re.split(r"%(.|$)", unescaped(template), flags=re.DOTALL)
         tokens, form = literals[1::2], literals[0]
-        accepted = "tpokshTKS%" if exact else f"ks{_TIME}"
+        accepted = "tpokshTKS%" if exact else "ksD"  # D: the time as text
         if unknown := [token for token in tokens if not token or token not in accepted]:
             raise ValueError(f"%{unknown[0]} is not a token of a template; use {TOKENS}, and %%")
         for token, literal in zip(tokens, literals[2::2], strict=True):
-            form += f"%{'%' if token == '%' else 'd' if token in _NUMBERS else 'b'}{literal}"
+            form += f"%{'%' if token == '%' else 'd' if token in 'poTKS' else 'b'}{literal}"
         self._form = form.encode(errors="surrogateescape")
         self._tokens = [token for token in tokens if token != "%"]
         self.needs_keys, self.needs_values = "k" in tokens, "s" in tokens
@@ -134,19 +113,18 @@ class Template:
         batch = shown.batch
         if token in "KS":
             return [-1 if data is None else len(data) for data in (batch.keys if token == "K" else batch.values)]
-        if token == "k":
-            return self._cells(batch.keys, shown.keys)
-        if token == "s":
-            return self._cells(batch.values, shown.values)
+        if token in "ks":
+            stored, decoded = (batch.keys, shown.keys) if token == "k" else (batch.values, shown.values)
+            return self._cells(stored, decoded)
         if token == "h":
             return self._encoded(map(headers_of, batch.headers or repeat(None, len(batch))))
-        if token == _TIME:
+        if token == "D":
             times = {ms: iso_ms(ms).encode() for ms in {*batch.timestamps_ms}}
             return [times[ms] for ms in batch.timestamps_ms]
+        if token in "oT":
+            return batch.offsets if token == "o" else batch.timestamps_ms
         topic, partition = batch.topic_partition
-        if token == "t":
-            return [topic.encode()] * len(batch)
-        return [partition] * len(batch) if token == "p" else batch.offsets if token == "o" else batch.timestamps_ms
+        return [topic.encode()] * len(batch) if token == "t" else [partition] * len(batch)
 
     def _cells(self, stored: Sequence[bytes | None], decoded: Sequence[Shown] | None) -> list[bytes]:
         if decoded is None and not self._terminal:
@@ -164,12 +142,6 @@ class Template:
 
 def _line_of_stored(data: bytes | None) -> bytes:
     return line_of(None if data is None else data.decode()).encode()
-
-
-def text_lines(columns: Sequence[str], *, terminal: bool) -> Template:
-    """Return what writes a line per record: time, key, value, as far as they were chosen."""
-    tokens = {"time": _TIME, "key": "k", "value": "s"}
-    return Template("\t".join(f"%{tokens[name]}" for name in columns) + "\n", terminal=terminal, exact=False)
 
 
 def _exact(value: Shown) -> str:
@@ -215,7 +187,8 @@ class JsonLines:
         topic, partition = batch.topic_partition
         kind = "log_append_time" if shown.has_append_times else "create_time"
         headers = [_pairs(found) for found in batch.headers] if batch.headers else repeat(_NO_HEADERS, len(batch))
-        keys, values = shown.column("keys"), shown.column("values")
+        keys = texts_of(batch.keys) if shown.keys is None else shown.keys
+        values = texts_of(batch.values) if shown.values is None else shown.values
         rows = zip(batch.offsets, batch.timestamps_ms, keys, headers, values, strict=True)
         records = [JsonRecord(topic, partition, at, ms, kind, key, pairs, value) for at, ms, key, pairs, value in rows]
         if shown.keys is not None or shown.values is not None:
@@ -237,3 +210,7 @@ def _described(shown: Any, data: bytes | None) -> tuple[str | None, int | None]:
 
 def _pairs(headers: Sequence[Header] | None) -> list[tuple[str, str | None]]:
     return [(name, None if data is None else data.decode(errors="backslashreplace")) for name, data in headers or ()]
+
+
+RecordRenderer = Template | JsonLines
+"""Writes records in one way: returns what is printed."""

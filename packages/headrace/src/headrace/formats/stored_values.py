@@ -128,10 +128,7 @@ class StoredValues:
         """Return whether each is null, or text that is shown as it is stored; `prepare` is not needed for that."""
         if self._reader and not self._is_text:
             return False
-        try:
-            joined = b"\n".join(payloads)  # type: ignore[arg-type]
-        except TypeError:  # a null
-            joined = b"\n".join(filter(None, payloads))
+        joined = b"\n".join([data or b"" for data in payloads])
         if not self._is_text and b"\0" in joined:  # it may name a schema
             return False
         try:

@@ -19,16 +19,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordTexts(NamedTuple):
-    """The JSON objects of records, in three columns. So a value is copied only once, into the body."""
+    """The JSON objects of records, as a form and the columns that go into it. So they are written in one step."""
 
-    starts: Sequence[bytes]
-    """What is before each value; it begins with a comma."""
-    values: Sequence[bytes]
-    ends: Sequence[bytes]
+    form: bytes
+    """One object, behind a comma."""
+    columns: Sequence[Sequence[Any]]
 
     def texts(self) -> Iterator[bytes]:
         """Return each object as a text of its own."""
-        return (b"".join(parts)[1:] for parts in zip(*self, strict=True))
+        form = self.form[1:]
+        return (form % row for row in zip(*self.columns, strict=True))
 
 
 def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]) -> str:
@@ -75,22 +75,19 @@ def write_records(
     else:
         form += f',"headers":{{"{CORRELATION_ID}":{own}}}'
         columns.append(ids)
-    if all(keys):  # no text is empty
-        form += ',"key":%b'
-        columns.append(keys)
-    elif any(keys):
-        form += "%b"
-        columns.append([b',"key":' + key if key else b"" for key in keys])
-    ends = _ends_of(delivery, own, ids)
-    if all(values):
-        return RecordTexts(_formatted(f'{form},"value":', columns), values, ends)  # type: ignore[arg-type]
-    columns.append([b',"value":' if value else b"" for value in values])
-    return RecordTexts(_formatted(f"{form}%b", columns), [value or b"" for value in values], ends)
-
-
-def _formatted(form: str, columns: Sequence[Sequence[Any]]) -> list[bytes]:
-    start = form.encode()
-    return [start % row for row in zip(*columns, strict=True)]
+    for name, texts in (("key", keys), ("value", values)):
+        if all(texts):  # no text is empty
+            form += f',"{name}":%b'
+            columns.append(texts)
+        elif any(texts):
+            form += "%b"
+            columns.append([b',"%b":%b' % (name.encode(), text) if text else b"" for text in texts])
+    if delivery:
+        epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
+        replay = f',"replay":{_fixed(quote(delivery.replay))}' if delivery.replay else ""
+        form += f',"deliveryId":{own},"attempt":{delivery.attempt}{epoch}{replay}'
+        columns.append(ids)
+    return RecordTexts(form.encode() + b"}", columns)
 
 
 def _own_texts(
@@ -103,7 +100,7 @@ def _own_texts(
         if not headers:
             text = f'{{"{CORRELATION_ID}":{own}}}'
         else:
-            if delivery:
+            if delivery and REDRIVE_OF in dict(headers):
                 own = quote(delivery_id(delivery, offset, headers))
             text = exact_headers(headers, own)
         texts.append(text.encode())
@@ -112,19 +109,17 @@ def _own_texts(
 
 
 def join_array(parts: Sequence[RecordTexts], start: bytes = b"[", end: bytes = b"]") -> bytes:
-    """Return the objects of records as a JSON array between `start` and `end`."""
-    objects = chain.from_iterable(zip(*part, strict=True) for part in parts)
-    texts = [start, *chain.from_iterable(objects), end]
-    if parts:
-        texts[1] = texts[1][1:]
-    return b"".join(texts)
+    """Return the objects of records as a JSON array between `start` and `end`, which have no `%`."""
+    forms = b"".join([part.form * len(part.columns[0]) for part in parts])
+    rows = chain.from_iterable(zip(*part.columns, strict=True) for part in parts)
+    return b"%b%b%b" % (start, forms[1:], end) % tuple(chain.from_iterable(rows))
 
 
 def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:
     """Return the first entries that fit into a response, at least one, as an array without its end; and how many."""
     text = join_array(entries, start, b"")
     if len(text) <= _MOST_RESPONSE_BYTES:
-        return text, sum([len(each.starts) for each in entries])
+        return text, sum([len(each.columns[0]) for each in entries])
     texts = [one for each in entries for one in each.texts()]
     sizes = accumulate([len(one) + 1 for one in texts])
     count = max(1, bisect(list(sizes), _MOST_RESPONSE_BYTES))
@@ -134,15 +129,6 @@ def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes,
 def _fixed(text: str) -> str:
     """Return text for a form, without conversions."""
     return text.replace("%", "%%")
-
-
-def _ends_of(delivery: Delivery | None, own: str, ids: Sequence[Any]) -> list[bytes]:
-    if delivery is None:
-        return [b"}"] * len(ids)
-    epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
-    replay = f',"replay":{quote(delivery.replay)}' if delivery.replay else ""
-    end = f',"deliveryId":{own},"attempt":{delivery.attempt}{epoch}{_fixed(replay)}}}'.encode()
-    return [end % one for one in ids]
 
 
 def exact_headers(headers: Sequence[Header], own_id: str) -> str:

@@ -54,7 +54,7 @@ class EntryWriter:
             if len(records) > 1:
                 singles = [self._write_batch(records[at : at + 1], assignment) for at in range(len(records))]
                 return [entry for entries in singles for entry in entries]
-            return [RecordTexts([b"," + self._undecodable(records[0], assignment).encode()], [b""], [b""])]
+            return [RecordTexts(b",%b", [[self._undecodable(records[0], assignment).encode()]])]
         return [write_records(self._group, records.topic_partition, records, keys, values, assignment=assignment)]
 
     def _undecodable(self, record: Record, assignment: str) -> str:
@@ -102,8 +102,8 @@ class FoundEntries:
         for batch in batches:
             keys, values = [*map(find, batch.keys)], [*map(find, batch.values)]
             texts = [each.text for each in keys], [each.text for each in values]
-            written = write_records("", batch.topic_partition, batch, *texts)
-            formats = zip((each.format for each in keys), (each.format for each in values), strict=True)
-            ends = [f',"keyFormat":"{of_key}","valueFormat":"{of_value}"}}'.encode() for of_key, of_value in formats]
-            entries.append(written._replace(ends=ends))
+            form, columns = write_records("", batch.topic_partition, batch, *texts)
+            form = form[:-1] + b',"keyFormat":"%b","valueFormat":"%b"}'
+            formats = [[each.format.encode() for each in column] for column in (keys, values)]
+            entries.append(RecordTexts(form, [*columns, *formats]))
         return entries

@@ -63,9 +63,10 @@ class Backlog:
 
         The result is a slice of a batch, a batch, or small batches joined.
         """
-        records, size_bytes = self._context.most_records, self._context.batch.max_bytes
+        records = self._context.most_records
         if records == 1:
             return self._take_one()
+        size_bytes = self._context.batch.max_bytes
         parts: list[RecordBatch] = []
         while records and self._batches:
             first, begun = self._batches[0], self._begun
@@ -151,17 +152,19 @@ class KeyBacklog(Backlog):
                 waiting.append(row)
 
     def take(self) -> RecordBatch:
-        ready, most_records, most_bytes = self._ready, self._context.most_records, self._context.batch.max_bytes
-        rows = [ready.popleft()]
-        if ready and most_records > 1:
-            size = rows[0][_SIZE]
-            while ready and len(rows) < most_records:
-                size += ready[0][_SIZE]
-                if size > most_bytes:
-                    break
-                rows.append(ready.popleft())
-            # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
-            rows.sort()
+        ready, most_records = self._ready, self._context.most_records
+        row = ready.popleft()
+        if not ready or most_records == 1:
+            self.begun_records += 1
+            return RecordRow(self._partition, row)
+        rows, size, most_bytes = [row], row[_SIZE], self._context.batch.max_bytes
+        while ready and len(rows) < most_records:
+            size += ready[0][_SIZE]
+            if size > most_bytes:
+                break
+            rows.append(ready.popleft())
+        # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
+        rows.sort()
         self.begun_records += len(rows)
         return RecordBatch.from_rows(self._partition, rows)
 
@@ -174,7 +177,7 @@ class KeyBacklog(Backlog):
         return RecordBatch.from_rows(self._partition, found)[0] if found else None
 
     def release(self, keys: Sequence[bytes | None]) -> bool:
-        super().release(keys)
+        self.begun_records -= len(keys)
         blocked, ready = self._blocked, len(self._ready)
         for key in keys:
             if waiting := blocked.get(key):

@@ -223,7 +223,9 @@ class Deliverer:
         while isinstance(batch := running.work, Batch):
             if context.breaker.stops(running.attempt_id):
                 return lane.requeue(batch)
-            delivery = self._delivery(running, batch)
+            reach("delivery.before")
+            epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
+            delivery = Delivery(context.group, lane.partition, epoch, batch.records, batch.attempt, self._replay)
             try:
                 if batch.is_suspect:
                     result: Result = await self._deliver_alone(running, delivery)
@@ -320,12 +322,6 @@ class Deliverer:
                 self._queue(lane)
 
     # One attempt -----------------------------------------------------------------------------------------------------
-
-    def _delivery(self, running: _LaneWork, batch: Batch) -> Delivery:
-        reach("delivery.before")
-        lane, context = running.lane, self._context
-        epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
-        return Delivery(context.group, lane.partition, epoch, batch.records, batch.attempt, self._replay)
 
     def _result(self, running: _LaneWork, batch: Batch, result: Result) -> DeadLetterBatch | None:
         """Apply the result of a delivery; return the dead letters to write.

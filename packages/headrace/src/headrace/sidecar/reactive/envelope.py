@@ -13,6 +13,7 @@ from headrace.config.format_list import FORMATS, SCHEMA_TYPES, STRINGS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
 from headrace.formats.choice import Reader
+from headrace.formats.plain import StringCodec
 from headrace.records import RecordBatch
 from headrace.sidecar.record_json import join_array, write_records
 
@@ -54,8 +55,11 @@ class PayloadDecoder:
         Raises:
             DecodeError: It does not fit its format; also raised by `body`.
         """
-        if key is None or (found := self.keys.decode(key)) is None:
+        if key is None:
             return None
+        if self._key_format == "string":
+            return StringCodec.decode_python(key)  # `decode` would quote it
+        found = self.keys.decode(key) or b""
         return _decode_text(found) if self._key_format in STRINGS else found.decode()
 
     def body(self, value: bytes | None) -> bytes:

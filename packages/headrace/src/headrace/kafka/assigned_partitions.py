@@ -168,6 +168,14 @@ class AssignedPartitions:
             waits = self.flow.is_paused(each) or self.resolver.is_open(each)
             (self.client.pause if waits else self.client.resume)(_plain([each]))
 
+    def fetch_again(self, partition: TopicPartition, offset: int) -> None:
+        """Fetch a partition from an offset whose record was received and dropped."""
+        self.resolver.read_to({partition: offset})
+        if self.resolver.is_open(partition):
+            self.resolver.out_of_range(partition, offset)
+        else:
+            self.fetch_from(partition, offset)
+
     def forget(self, partitions: Sequence[TopicPartition]) -> None:
         """End the assignments of partitions."""
         self.flow.revoked(partitions)

@@ -20,7 +20,7 @@ from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.properties import member_properties
 from headrace.kafka.cluster_admin import rebalance_of
 from headrace.kafka.commits import Commits
-from headrace.kafka.fetch_flow import FetchFlowControl
+from headrace.kafka.fetch_flow import MOST_WAITING_RECORDS, FetchFlowControl
 from headrace.kafka.fetch_queue import FetchQueue
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
@@ -136,6 +136,7 @@ class Consumer(Service):
     def _properties(self) -> dict[str, Any]:
         return {
             **member_properties(self._admin.config, f"headrace-{self.name}", self._group, self._policy.member),
+            "queued.min.messages": MOST_WAITING_RECORDS,
             "queued.max.messages.kbytes": self._flow.fetch_ahead_kbytes,
             "error_cb": self._admin.reachability.failed,
         }

@@ -1,28 +1,31 @@
-"""Flow control of one consumer: how much is in flight, and which partitions are therefore paused.
+"""Flow control of one consumer: how much is in flight, what waits for room, and which partitions are therefore paused.
 
-Pure bookkeeping, used on the consumer's thread. A pause makes the client discard the records it has fetched ahead. So
-only partitions that make no progress are paused, and not for short peaks. When the budget is full, the consumer first
-waits a moment for records to complete, and pauses only if none do. A partition that has more than its share in flight
-and has completed nothing for a while is paused alone. One half of the budget is divided equally among the partitions;
-the other half goes to the partitions that fill it first. So a partition without progress takes at most that half in
-addition to its own part, and the other partitions continue.
+Pure bookkeeping, used on the consumer's thread. What was received waits here, and partitions take turns, so that with a
+backlog in all of them all have records in flight. One half of the budget is divided equally among the partitions; the
+other half goes to those that take it first, up to a share for each. A pause makes the client discard the records it has
+fetched ahead, and what waits of it is fetched again. So only partitions that make no progress are paused: one
+that has its share in flight and has completed nothing for a while, or all if nothing could be passed on for that long.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.config.consumers import FlowControl
-from headrace.records import Epochs, TopicPartition
+from headrace.records import Epochs, RecordBatch, TopicPartition
 
 _MIN_SHARE_RECORDS = 1000
 _MIN_SHARE_BYTES = 1_048_576
 _NO_PROGRESS_SECONDS = 1.0
 _COMMON = 0.5
 """Part of the budget that is not divided among the partitions."""
-_MOST_FETCH_AHEAD_KBYTES = 16_384
+_MOST_FETCH_AHEAD_KBYTES = 8192
+MOST_WAITING_RECORDS = 50_000
+_LEAST_RECORDS = 100
+"""A partition with records in flight gets no fewer at a time, because each time costs as much as many records."""
 
 
 class _InFlight:
-    __slots__ = ("bytes", "epoch", "moved_at", "paused", "records")
+    __slots__ = ("bytes", "epoch", "moved_at", "paused", "records", "waiting")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -30,6 +33,8 @@ class _InFlight:
         self.bytes = 0
         self.paused = False
         self.moved_at = 0.0
+        self.waiting: deque[RecordBatch | int] = deque()
+        """Records that were received and are not in flight yet, and where the partition ended."""
 
 
 class FetchFlowControl:
@@ -47,6 +52,11 @@ class FetchFlowControl:
         self._busy: dict[TopicPartition, _InFlight] = {}
         """Those with records in flight, and paused ones: others change only when the whole budget is full. Most of a
         thousand are others, and a look at each in every turn took a third of the cost of a record."""
+        self._waiting: dict[TopicPartition, _InFlight] = {}
+        """Those with records that wait, the next one first."""
+        self._waiting_records = 0
+        self._waiting_bytes = 0
+        self._dropped: dict[TopicPartition, int] = {}
         self._paused = 0
         self._mean_bytes = 1
         """Bytes of a record, as the last poll had them."""
@@ -55,11 +65,9 @@ class FetchFlowControl:
         """When to look next for partitions that have completed nothing for too long."""
 
     @property
-    def must_wait(self) -> bool:
-        """Whether a poll now could return records beyond the budget."""
-        if self.fill >= 1:
-            return self._paused < len(self._partitions)
-        return self._is_full() and any(not each.paused and self._exceeds(each) for each in self._busy.values())
+    def has_waiting(self) -> bool:
+        """Whether records wait for room."""
+        return bool(self._waiting)
 
     @property
     def all_paused(self) -> bool:
@@ -77,14 +85,17 @@ class FetchFlowControl:
 
     @property
     def poll_limit_records(self) -> int:
-        """Half of the free records or bytes, at least 1 record, so that no single poll takes the whole budget."""
-        free_bytes = self._limits.max_bytes - self.bytes
-        return max(1, min(self._limits.max_records - self.records, free_bytes // self._mean_bytes) // 2)
+        """How many records the next poll may return; 0 if almost as many wait for room as may."""
+        free = MOST_WAITING_RECORDS - self._waiting_records
+        free_bytes = self.fetch_ahead_kbytes * 1024 - self._waiting_bytes
+        if self._waiting and (free < MOST_WAITING_RECORDS // 8 or free_bytes < self.fetch_ahead_kbytes * 128):
+            return 0
+        return max(1, min(free, free_bytes // self._mean_bytes))
 
     @property
     def fetch_ahead_kbytes(self) -> int:
-        """How much the client fetches ahead: as much as may be in flight, so that a consumer's memory is bounded."""
-        return min(_MOST_FETCH_AHEAD_KBYTES, max(1, self._limits.max_bytes // 1024))
+        """How much the client fetches ahead, and how much waits here; both are in memory beside what is in flight."""
+        return min(_MOST_FETCH_AHEAD_KBYTES, max(1, self._limits.max_bytes // 2048))
 
     def is_paused(self, partition: TopicPartition) -> bool:
         """Return whether a partition is paused now; callable on any thread."""
@@ -115,6 +126,75 @@ class FetchFlowControl:
                 self.bytes -= found.bytes
                 self._paused -= found.paused
                 self._busy.pop(partition, None)
+                self._drop_waiting(partition, found)
+                self._dropped.pop(partition, None)
+
+    def received(self, partition: TopicPartition, part: RecordBatch | int) -> None:
+        """Keep records until there is room for them, or where the partition ended after them."""
+        if found := self._partitions.get(partition):
+            found.waiting.append(part)
+            self._waiting[partition] = found
+            if isinstance(part, RecordBatch):
+                self._waiting_records += len(part)
+                self._waiting_bytes += part.size_bytes
+                self._mean_bytes = max(1, part.size_bytes // len(part))
+
+    def take(self, now: float) -> Iterator[tuple[TopicPartition, int, RecordBatch | int]]:
+        """Yield what is in flight from now on, or an end that was received, with the epoch; partitions take turns."""
+        if not self._waiting:
+            return
+        own = self._own_part
+        most = max(1 / len(self._partitions), min(1.0, _MIN_SHARE_RECORDS / self._limits.max_records))
+        common = _COMMON - self._common_used()
+        for partition, each in list(self._waiting.items()):
+            if self.fill >= 1:
+                return
+            used = self._part(each)
+            room = max(own, min(most, max(own, used) + common)) - used
+            for part in self._take_of(partition, each, min(room, 1 - self.fill), now):
+                yield partition, each.epoch, part
+            common -= max(own, self._part(each)) - max(own, used)
+
+    def _take_of(
+        self, partition: TopicPartition, each: _InFlight, room: float, now: float
+    ) -> Iterator[RecordBatch | int]:
+        least = min(_LEAST_RECORDS / self._limits.max_records, self._own_part)
+        while each.waiting:
+            part = each.waiting[0]
+            rest: RecordBatch | None = None
+            if isinstance(part, RecordBatch):
+                size = self.part_of(len(part), part.size_bytes)
+                count = int(room / size * len(part))
+                if each.records and room < size and (room < least or not count):
+                    return
+                if count < len(part):
+                    part, rest = part[: max(1, count)], part[max(1, count) :]
+                self._waiting_records -= len(part)
+                self._waiting_bytes -= part.size_bytes
+                self.fetched(partition, len(part), part.size_bytes, now)
+                room -= self.part_of(len(part), part.size_bytes)
+            each.waiting.popleft()
+            del self._waiting[partition]
+            if rest:
+                each.waiting.appendleft(rest)
+            if each.waiting:
+                self._waiting[partition] = each  # as the last one
+            yield part
+            if rest:
+                return
+
+    def take_dropped(self) -> Iterator[tuple[TopicPartition, int]]:
+        """Yield paused partitions whose waiting records were dropped, with the offset of the first one."""
+        while self._dropped:
+            yield self._dropped.popitem()
+
+    def _drop_waiting(self, partition: TopicPartition, each: _InFlight) -> None:
+        batches = [part for part in each.waiting if isinstance(part, RecordBatch)]
+        if self._waiting.pop(partition, None) and batches:
+            self._waiting_records -= sum(map(len, batches))
+            self._waiting_bytes -= sum(batch.size_bytes for batch in batches)
+            self._dropped[partition] = batches[0].offsets[0]
+        each.waiting.clear()
 
     def fetched(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
         """Count polled records, at a time of the monotonic clock."""
@@ -125,7 +205,6 @@ class FetchFlowControl:
             self._busy[partition] = found
             self.records += records
             self.bytes += size_bytes
-            self._mean_bytes = max(1, size_bytes // max(1, records))
 
     def released(self, partition: TopicPartition, epoch: int | None, records: int, size_bytes: int, now: float) -> None:
         """Count completed records; those of an assignment that is over are ignored."""
@@ -143,31 +222,30 @@ class FetchFlowControl:
     def changes(self, now: float) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
         """Return the partitions to pause and those to resume now; each change is returned once."""
         fill = self.fill
-        full = self._is_full()
+        full = not self.poll_limit_records
         if not full:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
-        if fill < _COMMON and not self._paused and not self._must_look(now):
+        if fill < _COMMON and not full and not self._paused and not self._must_look(now):
             return (), ()
         stays_full = self._full_since is not None and now - self._full_since >= _NO_PROGRESS_SECONDS
         before = now - _NO_PROGRESS_SECONDS
         pause: list[TopicPartition] = []
         resume: list[TopicPartition] = []
-        for partition, each in list((self._partitions if stays_full and fill >= 1 else self._busy).items()):
+        for partition, each in list((self._partitions if stays_full else self._busy).items()):
             share = self._share_used(each)
             late = self._is_late(each, now)
             if each.paused:
-                if fill < 1 and not late and (self._part(each) < self._own_part / 2 or (share < 0.5 and not full)):
+                if fill < 1 and not late and not stays_full and (self._part(each) < self._own_part / 2 or share < 0.5):
                     each.paused = False
                     resume.append(partition)
                     if not each.records:
                         del self._busy[partition]
-            elif (
-                late or (stays_full and (fill >= 1 or self._exceeds(each))) or (share >= 1 and each.moved_at <= before)
-            ):
+            elif late or stays_full or (share >= 1 and each.moved_at <= before):
                 each.paused = True
                 self._busy[partition] = each
+                self._drop_waiting(partition, each)
                 pause.append(partition)
         self._paused += len(pause) - len(resume)
         return pause, resume
@@ -189,16 +267,10 @@ class FetchFlowControl:
     def _part(self, each: _InFlight) -> float:
         return self.part_of(each.records, each.bytes)
 
-    def _exceeds(self, each: _InFlight) -> bool:
-        """Return whether a partition has used up its own part of the budget."""
-        return self._part(each) >= self._own_part
-
-    def _is_full(self) -> bool:
-        """Return whether the common part of the budget is used up, or the whole."""
-        if self.fill < _COMMON:
-            return False
+    def _common_used(self) -> float:
+        """Return how much of the common part of the budget is used."""
         own = self._own_part
-        return self.fill >= 1 or sum(max(0.0, self._part(each) - own) for each in self._busy.values()) >= _COMMON
+        return sum(max(0.0, self._part(each) - own) for each in self._busy.values())
 
     def _share_used(self, each: _InFlight) -> float:
         count = max(1, len(self._partitions))

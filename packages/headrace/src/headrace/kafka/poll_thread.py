@@ -132,8 +132,10 @@ class PollThread:
         self._read_member()
         if self._problems.refused:
             self._fetch_refused()
+        self._pass_on()
         self._pause_and_resume()
-        if self._flow.must_wait:
+        limit = min(_BATCH_RECORDS, self._flow.poll_limit_records)
+        if not limit:
             # A moment without a poll does no harm, and is cheaper than a pause.
             self._commands.wait(_PATIENCE_SECONDS)
             return
@@ -141,11 +143,14 @@ class PollThread:
         if self._flow.all_paused:
             # No record can arrive, and a wait for commands ends as soon as enough is released.
             self._commands.wait(seconds)
-            seconds = 0
-        parts = self.partitions.queue.poll(seconds, min(_BATCH_RECORDS, self._flow.poll_limit_records)).parts
+        parts = self.partitions.queue.poll(
+            0 if self._flow.all_paused or self._flow.has_waiting else seconds, limit
+        ).parts
         if parts:
             reach("poll.after")
             self._dispatch(parts)
+        if not self._pass_on() and not parts and self._flow.has_waiting:
+            self._commands.wait(_BUSY_SECONDS)
 
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics; the partitions of topics that stay are not revoked."""
@@ -190,25 +195,33 @@ class PollThread:
             self.member = self.partitions.client.consumer_group_metadata(), self.partitions.epochs.copy()
 
     def _dispatch(self, parts: Sequence[RecordBatch | FetchEvent]) -> None:
-        """Pass records to the listener, and handle the client's events between them."""
+        """Keep records for the listener, and handle the client's events between them."""
         for part in parts:
             if isinstance(part, FetchEvent):
                 self._on_event(part)
             else:
-                self._pass_records(part)
+                self._keep_records(part)
 
-    def _pass_records(self, batch: RecordBatch) -> None:
+    def _keep_records(self, batch: RecordBatch) -> None:
         if "" in self._problems:
             self._problems.report("", "")
         partition = batch.topic_partition
         self._allowed([partition])
-        epoch = self.partitions.epochs.get(partition)
-        if epoch is None or not self._resolver.advance(partition, batch.offsets[-1] + 1):
+        if partition not in self.partitions.epochs or not self._resolver.advance(partition, batch.offsets[-1] + 1):
             return  # revoked during this poll, or after offsets that cannot be read
-        self._flow.fetched(partition, len(batch), batch.size_bytes, self._clock.monotonic())
-        reach("hand-over.before")
-        self.loop.post(self.loop.listener.on_records, partition, epoch, batch)
-        reach("hand-over.after")
+        self._flow.received(partition, batch)
+
+    def _pass_on(self) -> bool:
+        """Pass what has room to the listener; return whether that was anything."""
+        part: RecordBatch | int | None = None
+        for partition, epoch, part in self._flow.take(self._clock.monotonic()):
+            if isinstance(part, int):
+                self.loop.post(self.loop.listener.on_end, partition, epoch, part)
+                continue
+            reach("hand-over.before")
+            self.loop.post(self.loop.listener.on_records, partition, epoch, part)
+            reach("hand-over.after")
+        return part is not None
 
     def _on_event(self, event: FetchEvent) -> None:
         error, partition, offset = event
@@ -218,8 +231,7 @@ class PollThread:
             return  # the client reads on after offsets that cannot be read, and must not
         if code == _END:
             self._allowed([partition])
-            if epoch := self.partitions.epochs.get(partition):
-                self.loop.post(self.loop.listener.on_end, partition, epoch, offset)
+            self._flow.received(partition, offset or 0)
         elif code == _OUT_OF_RANGE:
             log.warning("group %s, %s: %s", group, partition, error.str())
             self._resolver.out_of_range(partition, offset)
@@ -264,6 +276,8 @@ class PollThread:
         pause, resume = self._flow.changes(self._clock.monotonic())
         if pause:
             self.partitions.client.pause(_plain(pause))
+        for partition, offset in self._flow.take_dropped():
+            self.partitions.fetch_again(partition, offset)
         if resume:
             self.partitions.client.resume(_plain(resume))
 

@@ -23,6 +23,7 @@ from headrace.delivery.outcomes import (
     in_turn,
     not_taken,
 )
+from headrace.formats.plain import schema_id_of
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.framing import encode_frame
 from headrace.functions import protocol
@@ -34,14 +35,22 @@ from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.worker_log import FailureLog
 from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
-from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
+from headrace.records import (
+    OutgoingRecord,
+    Produce,
+    Produced,
+    Record,
+    RecordBatch,
+    TopicPartition,
+    WrittenRecords,
+    is_reserved,
+)
 from headrace.runtime import Clock, Deadline
 from headrace.runtime.telemetry import tracing
 
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _LEAST_WAIT_SECONDS = 0.1
 """Of a request for a worker: an idle worker needs a moment to begin it."""
-_MAGIC = 0
 
 
 class FrameSchemas:
@@ -85,7 +94,7 @@ class FrameSchemas:
 def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
     """Return the ids in the registry's framing; the worker judges bytes without it."""
     heads = {data[:5] for data in framed if data}
-    return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
+    return {schema_id for head in heads if (schema_id := schema_id_of(head)) is not None}
 
 
 class FunctionOutputs:
@@ -130,10 +139,9 @@ class FunctionOutputs:
         replies = [AWAITING_ACK if mode == "explicitOnly" else ACK] * len(records)
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
-        topic = self._trigger.output_topic
         if {*map(type, results)} == {bytes}:  # as in most frames with outputs, which need no loop
             bodies: Any = results
-            outgoing = [*map(OutgoingRecord, repeat(topic), records.keys, bodies)]
+            outgoing = [*map(OutgoingRecord, repeat(self._trigger.output_topic), records.keys, bodies)]
             owners = [*range(len(bodies))]
             results = ()
         plain = [protocol.Result([protocol.Output(each, [])]) if isinstance(each, bytes) else each for each in results]
@@ -174,7 +182,7 @@ class FunctionOutputs:
         results: Sequence[Produced | errors.HeadraceError],
     ) -> list[Reply]:
         """Return the replies of records, by the results of their outputs; raise if Kafka took none of these."""
-        if {*map(type, results)} == {Produced}:
+        if type(results) is WrittenRecords or {*map(type, results)} == {Produced}:
             return replies
         written = zip(owners, outgoing, results, strict=True)
         problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]

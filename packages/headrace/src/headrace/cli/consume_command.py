@@ -34,7 +34,7 @@ from headrace.kafka import Admin, MemberReader, Reachability, ReadPart, read_col
 from headrace.records import Offsets, RecordBatch, TopicPartition
 from headrace.runtime import SystemClock
 
-_MOST_RECORDS: Final = 2_000
+_MOST_RECORDS: Final = 10_000
 _COLLECT_AFTER: Final = (50_000, 20, 20)
 """A collection in the middle of a part finds nothing."""
 _FORMAT: Final = click.Choice([AUTO, *FORMATS])

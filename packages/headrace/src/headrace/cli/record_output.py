@@ -75,11 +75,7 @@ def line_of(value: Shown) -> str:
 
 def headers_of(headers: Sequence[Header] | None) -> str:
     """Return headers as kcat prints them: `name=value,...`."""
-    return ",".join(f"{name}={_header_text(value)}" for name, value in headers or ())
-
-
-def _header_text(value: bytes | None) -> str:
-    return "NULL" if value is None else value.decode(errors="backslashreplace")
+    return ",".join(f"{name}={'NULL' if text is None else text}" for name, text in _pairs(headers))
 
 
 class Template:
@@ -130,7 +126,10 @@ class Template:
         if decoded is None and not self._terminal:
             if self._exact:
                 return [data or b"" for data in stored]
-            return [data if data and data.strip(b'\\"') != b"null" else _line_of_stored(data) for data in stored]
+            return [
+                data if data and data.strip(b'\\"') != b"null" else line_of(data and data.decode()).encode()
+                for data in stored
+            ]
         texts = texts_of(stored) if decoded is None else decoded
         return self._encoded(map(_exact if self._exact else line_of, texts))
 
@@ -138,10 +137,6 @@ class Template:
         if self._terminal:
             texts = map(for_terminal, texts)
         return [text.encode(errors="surrogateescape") for text in texts]
-
-
-def _line_of_stored(data: bytes | None) -> bytes:
-    return line_of(None if data is None else data.decode()).encode()
 
 
 def _exact(value: Shown) -> str:

@@ -6,15 +6,12 @@ the records behind it.
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from headrace.errors import DecodeError
 from headrace.formats.choice import Codecs, Reader
 from headrace.formats.stored_values import StoredValues
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.sidecar.record_json import RecordTexts, exact_headers, quote, write_records
-
-_NONE: Final[Mapping[TopicPartition, str]] = {}
 
 
 class EntryWriter:
@@ -38,7 +35,7 @@ class EntryWriter:
             await self._values.prepare(batch.values)
 
     def write(
-        self, batches: Sequence[RecordBatch], assignments: Mapping[TopicPartition, str] = _NONE
+        self, batches: Sequence[RecordBatch], assignments: Mapping[TopicPartition, str] | None = None
     ) -> list[RecordTexts]:
         """Return one entry per record, with the assignment of its partition."""
         entries: list[RecordTexts] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +97,9 @@ def checked_out(revision: str, folder: Path) -> Iterator[list[Path]]:
     try:
         sources = sources_of(folder)
         declare(folder, sources[0])
+        for native in folder.glob("packages/*/native"):
+            words = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", "--inplace"]
+            subprocess.run(words, cwd=native.parent, check=True, capture_output=True)
         for source in sources:
             compileall.compile_dir(source, quiet=2)
         yield sources

@@ -53,8 +53,8 @@ fmt: env         ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: env       ## Measure against bare loops on the dev cluster; writes bench/RESULTS.md
-	$(BIN)/python -m bench
+bench: env       ## Measure, with other products (python -m bench.peers.install); writes bench/RESULTS.md
+	$(BIN)/python -m bench.peers
 
 docs: env        ## Write the generated pages of docs/
 	$(BIN)/python -m docs.generate

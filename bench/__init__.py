@@ -1,1 +1,1 @@
-"""Measurements against bare loops on the dev cluster: `make bench`."""
+"""Measurements on the dev cluster, with other products and bare loops: `make bench`."""

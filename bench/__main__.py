@@ -1,4 +1,4 @@
-"""Measure, and write bench/RESULTS.md: `make bench`, `python -m bench --help`.
+"""Measure parts of Headrace, and print the tables: `python -m bench --help`. Other products: `python -m bench.peers`.
 
 Each row sets Headrace against a bare loop over the same client, on the same broker, in the same run. Machines differ
 and their speed drifts, so the ratio is what counts.
@@ -16,15 +16,13 @@ from bench.audit import AuditTable
 from bench.compare import ROWS, compare
 from bench.control import ControlTable
 from bench.core import CoreTable
-from bench.curve import CurveTable
 from bench.dead_letters import DeadLetterTable
 from bench.environment import Bench, Table
 from bench.function import FunctionTable
 from bench.liveness import LivenessTable
-from bench.page import Page
+from bench.page import RESULTS, Page
 from bench.pipelines import PipelineTable
 from bench.produce import ProduceTable
-from bench.push import PushTable
 from bench.push_queries import PushQueryTable
 from bench.replay import ReplayTable
 from bench.rolling_restart import RollingRestartTable
@@ -32,12 +30,10 @@ from bench.secured import SecuredTable
 from bench.sql import SqlTable
 from headrace_devkit.devcluster import Cluster
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 TABLES: dict[str, Callable[[Bench], Table]] = {
     "core": CoreTable,
     "produce": ProduceTable,
     "liveness": LivenessTable,
-    "push": PushTable,
     "function": FunctionTable,
     "active": ActiveTable,
     "replay": ReplayTable,
@@ -49,7 +45,6 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "push-queries": PushQueryTable,
     "rolling-restart": RollingRestartTable,
     "control": ControlTable,  # late, because the broker keeps its 1,000 partitions
-    "curve": CurveTable,  # last, for the same reason
 }
 
 
@@ -57,7 +52,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Headrace against bare loops.")
     parser.add_argument("--scale", type=float, default=1.0, help="1.0 is a million records per run")
     parser.add_argument("--rows", default="", help=f"some of {','.join(TABLES)}; with --compare of {','.join(ROWS)}")
-    parser.add_argument("--dry", action="store_true", help="print, do not write RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="put the sections of the rows into RESULTS.md")
     parser.add_argument("--compare", metavar="REV", help="measure this commit and the present source in turns")
     parser.add_argument("--rounds", type=int, default=5, help="of --compare")
     found = parser.parse_args()
@@ -71,17 +66,17 @@ def options() -> argparse.Namespace:
 def main() -> None:
     chosen = options()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        bench = Bench(cluster, Path(folder), chosen.scale, chosen.dry)
+        bench = Bench(cluster, Path(folder), chosen.scale)
         if chosen.compare:
             compare(bench, chosen.compare, chosen.rows, chosen.rounds)
             return
-        page = Page(RESULTS.read_text() if RESULTS.exists() else "")
         for name in chosen.rows:
             table = TABLES[name](bench)
             table.measure()
+            page = Page(RESULTS.read_text())
             page.put(table, chosen.scale)
             print(page.sections[table.title], flush=True)
-            if not chosen.dry:
+            if chosen.write:
                 RESULTS.write_text(page.text())
 
 

@@ -25,6 +25,7 @@ TICKS = 100
 """Records that each of the streams gets, 5 in a second at most."""
 SETTLE_SECONDS, IDLE_SECONDS, PATIENCE_SECONDS = 10.0, 10.0, 60.0
 ONE = "/consumers/bench-{}/instances/one"
+PATH = f"{ONE}/records"
 ROWS = {
     "json": ("1 KB records, JSON, 1 MiB per read", 1000, ">= 0.15"),
     "binary": ("1 KB records, binary, 1 MiB per read", 1000, ">= 0.15"),
@@ -35,9 +36,8 @@ ROWS = {
 class Reader:
     """Clients in a process of their own, which read instances that `subscribe` made."""
 
-    def __init__(self, process: HeadraceProcess, mode: str, records: int, clients: int = 1, query: str = "") -> None:
-        port = process.url.rsplit(":", 1)[1]
-        words = [mode, port, str(records), str(clients), f"{ONE}/records{query}"]
+    def __init__(self, url: str, mode: str, records: int, clients: int = 1, path: str = PATH, accept: str = "") -> None:
+        words = [mode, url.rsplit(":", 1)[1], str(records), str(clients), path, accept]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.reader", *words], stdout=subprocess.PIPE, text=True
         )
@@ -96,8 +96,8 @@ a record every 200 ms: {STREAMS} x 5 records per s. Their queue grows if the del
         small, large = max(READ_RECORDS, int(self.bench.records * 0.5)), READ_RECORDS
         topics = {1000: self.bench.full(large, "produce-kb"), 100: self.bench.full(small)}
         for _ in range(ROUNDS):
-            self.loops[1000].append(self.bench.bare("consume", topics[1000], large))
-            self.loops[100].append(self.bench.bare("consume", topics[100], small))
+            self.loops[1000].append(self.bench.bare("consume", topics[1000], large).rate)
+            self.loops[100].append(self.bench.bare("consume", topics[100], small).rate)
             for row, (_title, size, _target) in ROWS.items():
                 self.found[row].append(self.read(row, topics[size], large if size == 1000 else small))
         self.delay = self.delays(self.bench.topic("waiting"))
@@ -121,13 +121,13 @@ a record every 200 ms: {STREAMS} x 5 records per s. Their queue grows if the del
         query = "" if mode == "events" else f"?max_bytes={READ_BYTES}&timeout=30000"
         kind = "binary" if mode == "binary" else "json"
         with self.serving(topic, 1, assigned=False, valueFormat=kind) as process:
-            reader = Reader(process, mode, records, query=query)
+            reader = Reader(process.url, mode, records, path=PATH + query)
             return first_to_last(reader.line, pid(process))
 
     def delays(self, topic: str) -> dict[str, float]:
         """Measure how long a waiting read takes to be answered."""
         with self.serving(topic, 1) as process:
-            reader = Reader(process, "delays", DELAYS, query="?timeout=30000")
+            reader = Reader(process.url, "delays", DELAYS, path=f"{PATH}?timeout=30000")
             self.bench.bare("tick", topic, DELAYS)
             return reader.found()
 
@@ -140,18 +140,18 @@ a record every 200 ms: {STREAMS} x 5 records per s. Their queue grows if the del
             time.sleep(SETTLE_SECONDS)
             meter = Meter(pid(process))
             time.sleep(IDLE_SECONDS)
-            cpu_seconds, _ = meter.used()
+            cpu_seconds = meter.used().cpu_seconds
             return {"mib": memory_mib(pid(process)) - before, "share": cpu_seconds / IDLE_SECONDS}
 
     def streaming(self, topic: str) -> dict[str, float]:
         """Measure the delays of streams at the same time."""
         with self.serving(topic, STREAMS) as process:
             before = memory_mib(pid(process))
-            reader = Reader(process, "event-delays", STREAMS * TICKS, STREAMS)
+            reader = Reader(process.url, "event-delays", STREAMS * TICKS, STREAMS)
             meter = Meter(pid(process))
             self.bench.bare("tick-slowly", topic, TICKS)
             found = reader.found()
-            cpu_seconds, _ = meter.used()
+            cpu_seconds = meter.used().cpu_seconds
             return {**found, "mib": memory_mib(pid(process)) - before, "share": cpu_seconds / found["seconds"]}
 
     def lines(self) -> list[str]:

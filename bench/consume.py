@@ -1,53 +1,23 @@
-"""Measure `headrace consume` to a file against a bare loop over the client, in turns on the same topic.
-
-usage: python -m bench.consume [RECORDS] [TURNS]
-
-Prints per turn the load of the machine, and records per second: of the loop, and of the whole command. The command
-prints text, and then JSON; its ratios to the loop follow, and at the end their medians.
-"""
+"""Commands that write a topic into a file."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 from bench.environment import Bench
-from headrace_devkit.devcluster import Cluster
+from bench.machine import Meter, children_seconds
+from bench.measured import Measured
 
 
-def command_seconds(bench: Bench, topic: str, target: Path, *words: str) -> float:
-    """Return the time of the whole command, and check that it has written every record."""
+def command(bench: Bench, records: int, *words: str) -> Measured:
+    """Run a command from its start to its end, and check that it has written every record."""
+    target = bench.folder / "records"
     with target.open("wb") as file:
-        start = time.perf_counter()
-        command = [sys.executable, "-m", "headrace.cli.main", "consume", topic, *words]
-        command += ["-b", bench.cluster.bootstrap_servers]
-        subprocess.run(command, stdout=file, env=bench.environment(), check=True)
-        seconds = time.perf_counter() - start
+        meter, before, start = Meter(os.getpid()), children_seconds(), time.perf_counter()
+        subprocess.run(words, stdout=file, env=bench.environment(), check=True)
+        seconds, cpu_seconds = time.perf_counter() - start, children_seconds() - before
     with target.open("rb") as file:
-        assert sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")) == bench.records
-    return seconds
-
-
-def main(records: int = 1_000_000, turns: int = 5) -> None:
-    ratios: dict[str, list[float]] = {"text": [], "json": []}
-    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        bench = Bench(cluster, Path(folder), records / 1_000_000)
-        topic = bench.full(records)
-        for turn in range(turns):
-            rate = bench.bare("consume", topic, records)
-            line = f"turn {turn + 1}, load {os.getloadavg()[0]:.1f}: loop {rate:,.0f}/s"
-            for output, found in ratios.items():
-                seconds = command_seconds(bench, topic, Path(folder) / "records", "--output", output)
-                found.append(records / seconds / rate)
-                line += f", {output} {records / seconds:,.0f}/s ({found[-1]:.2f})"
-            print(line, flush=True)
-    print("medians: " + ", ".join(f"{output} {statistics.median(found):.2f}" for output, found in ratios.items()))
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+        assert sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")) == records
+    return Measured(**{**meter.used()._asdict(), "records": records, "seconds": seconds, "cpu_seconds": cpu_seconds})

@@ -1,10 +1,15 @@
-"""Processor time per record over records, partitions and connections; draws docs/cost.svg."""
+"""Processor time per record over records, partitions and connections: draws docs/cost.svg, and writes RESULTS.md.
+
+usage: python -m bench.curve [--panels records,partitions] [--rounds 3] [--scale 1.0] [--dry]
+A point is left out if the rate of the one before says that it would take longer than five minutes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +21,16 @@ from bench.environment import PARTITIONS, Bench, pid
 from bench.function import definition
 from bench.load import Load, measure
 from bench.measured import table
+from bench.page import RESULTS, Page
 from bench.produce import VALUE
 from bench.push import Sink, consumer
 from bench.sizing import tree
-from headrace_devkit.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import Cluster, HeadraceProcess
 
+LIMIT_SECONDS = 300.0
+"""The longest that a point may take, and may be expected to take."""
 PLOT = Path(__file__).parents[1] / "docs" / "cost.svg"
-ROUNDS, SECONDS = 3, 4.0
+SECONDS = 4.0
 RUN = 1000
 """Records that go into one partition before the next one gets some, so that stored batches are equally large."""
 QUIET_SECONDS = 1.0
@@ -32,9 +40,9 @@ def handler(context, event):
     global seen
     seen += 1
     if seen == {records}:
-        open({pipe!r}, "w").close()
+        open({last!r}, "w").close()
 """
-"""A handler that opens a named pipe at the last record."""
+"""A handler that creates a file at the last record."""
 
 
 class Curve(NamedTuple):
@@ -69,13 +77,14 @@ class CurveTable:
 
     title = "Cost per record"
     text = f"""\
-Microseconds of the processor, of Headrace and its workers: the least of {ROUNDS} rounds in turns, as other work on the
+Microseconds of the processor, of Headrace and its workers: the least of the rounds in turns, as other work on the
 machine only adds; one round for the most records. The process is idle until the records are written, so the time of
 its start is not in it. Values have 100 bytes; a topic has {PARTITIONS} partitions where no number is given. With
 `docs/cost.svg` as the plot."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, bench: Bench, rounds: int, panels: list[str]) -> None:
+        self.bench, self.rounds = bench, rounds
+        self.curves = [curve for curve in CURVES if curve.panel in panels]
         self.topics: dict[int, str] = {}
         self.found: Curves = {}
 
@@ -85,16 +94,22 @@ its start is not in it. Values have 100 bytes; a topic has {PARTITIONS} partitio
         return self.topics[partitions]
 
     def measure(self) -> None:
-        """Measure each point of each curve, and draw them unless the run is dry."""
-        for turn in range(ROUNDS):
-            for curve in CURVES:
-                points = self.found.setdefault(curve.panel, {}).setdefault(curve.name, {})
+        """Measure each point of each curve."""
+        for turn in range(self.rounds):
+            for curve in self.curves:
+                points, rate = self.found.setdefault(curve.panel, {}).setdefault(curve.name, {}), 0.0
                 for x in curve.points:
-                    if not turn or x < RECORDS[-1]:
-                        points[x] = min(points.get(x, math.inf), curve.cost_us(self, x))
-                        print(f"round {turn + 1}, {curve.panel}, {curve.name}, {x:,}: {points[x]:.2f} us", flush=True)
-        if not self.bench.dry:
-            PLOT.write_text(drawing(self.found))
+                    by_records = curve.points is RECORDS
+                    if turn and by_records and x == RECORDS[-1]:
+                        continue
+                    where, start = f"round {turn + 1}, {curve.panel}, {curve.name}, {x:,}", time.monotonic()
+                    if by_records and rate and x / rate > LIMIT_SECONDS:
+                        print(f"{where}: left out, it would take {x / rate:.0f} s", flush=True)
+                        continue
+                    points[x] = min(points.get(x, math.inf), curve.cost_us(self, x))
+                    took = time.monotonic() - start
+                    rate = x / took
+                    print(f"{where}: {points[x]:.2f} us, {took:.0f} s", flush=True)
 
     def lines(self) -> list[str]:
         """Return a table for each panel."""
@@ -115,11 +130,18 @@ its start is not in it. Values have 100 bytes; a topic has {PARTITIONS} partitio
 
     def function(self, records: int) -> float:
         """Call a handler that only counts."""
-        pipe = self.bench.folder / f"pipe-{time.time_ns()}"
-        os.mkfifo(pipe)
-        code = COUNTING.format(records=records, pipe=str(pipe))
+        last = self.bench.folder / f"last-{time.time_ns()}"
+        code = COUNTING.format(records=records, last=str(last))
         file = definition(self.bench, self.topic(PARTITIONS), code, 1, initialOffset="latest")
-        return self.cost(self.bench.headrace({"functions": [str(file)]}), PARTITIONS, records, pipe.read_bytes)
+
+        def wait() -> None:
+            end = time.monotonic() + LIMIT_SECONDS
+            while not last.exists():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the last of {records} records did not come")
+                time.sleep(0.01)
+
+        return self.cost(self.bench.headrace({"functions": [str(file)]}), PARTITIONS, records, wait)
 
     def cost(self, process: HeadraceProcess, partitions: int, records: int, wait: Callable[[], object]) -> float:
         """Write records as fast as possible until the last one is through; return the cost of one."""
@@ -170,3 +192,26 @@ CURVES = (
     Curve("connections", "produce, 1 per request", CONNECTIONS, lambda one, x: one.produce(entries(1), x)),
     Curve("connections", "produce, 100 per request", CONNECTIONS, lambda one, x: one.produce(entries(100), x)),
 )
+PANELS = list(dict.fromkeys(curve.panel for curve in CURVES))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.curve", description="Measure and draw what a record costs.")
+    parser.add_argument("--scale", type=float, default=1.0, help="1.0 is 4 seconds per load")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--panels", default=",".join(PANELS), help=f"some of {','.join(PANELS)}")
+    parser.add_argument("--dry", action="store_true", help="print, write neither RESULTS.md nor docs/cost.svg")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
+        table = CurveTable(Bench(cluster, Path(folder), chosen.scale), chosen.rounds, chosen.panels.split(","))
+        table.measure()
+    page = Page(RESULTS.read_text())
+    page.put(table, chosen.scale)
+    print(page.sections[table.title])
+    if not chosen.dry:
+        RESULTS.write_text(page.text())
+        PLOT.write_text(drawing(table.found))
+
+
+if __name__ == "__main__":
+    main()

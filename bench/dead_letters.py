@@ -72,7 +72,7 @@ def watched(bench: Bench, topic: str, process: subprocess.Popen[str]) -> list[Pr
     partitions = [confluent_kafka.TopicPartition(topic, number) for number in range(PARTITIONS)]
     meter, seen, offsets = Meter(process.pid), [], 0
     while process.poll() is None:
-        (cpu_seconds, stolen), at = meter.used(), time.perf_counter()
+        (cpu_seconds, stolen, _), at = meter.used(), time.perf_counter()
         now = sum(client.get_watermark_offsets(one, timeout=10)[1] for one in partitions)
         if now > offsets:
             offsets = now

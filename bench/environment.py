@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -29,7 +30,9 @@ class Table(Protocol):
     """A part of the page that is measured by itself."""
 
     title: str
-    text: str
+
+    @property
+    def text(self) -> str: ...
 
     def measure(self) -> None: ...
 
@@ -39,10 +42,8 @@ class Table(Protocol):
 class Bench:
     """What every measurement needs."""
 
-    def __init__(self, cluster: Cluster, folder: Path, scale: float, dry: bool = False) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, scale: float) -> None:
         self.cluster, self.folder, self.scale = cluster, folder, scale
-        self.dry = dry
-        """Whether files of the repository stay as they are."""
         self.kafka: dict[str, Any] = {"bootstrap_servers": cluster.bootstrap_servers}
         """The section `kafka` of what is measured; bare loops use the listener without login."""
         self.sources = sources_of(ROOT)
@@ -103,11 +104,11 @@ class Bench:
             self.bare(loop, self._full[records, loop], records)
         return self._full[records, loop]
 
-    def bare(self, what: str, topic: str, records: int, port: int = 0) -> float:
-        """Run a bare loop and return its records per second."""
-        words = [what, self.cluster.bootstrap_servers, topic, str(records), str(port)]
-        got = self.module("bench.bare", *words)
-        return float(got["records"] / got["seconds"])
+    def bare(self, what: str, topic: str, records: int) -> Measured:
+        """Run a bare loop."""
+        meter = Meter(os.getpid())
+        got = self.module("bench.bare", what, self.cluster.bootstrap_servers, topic, str(records))
+        return Measured(**{**meter.used()._asdict(), **got})
 
     @contextlib.contextmanager
     def loop(self, what: str, topic: str, records: int) -> Iterator[None]:
@@ -128,6 +129,19 @@ class Bench:
         return result
 
 
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any], limit_seconds: float = _LIMIT_SECONDS / 5) -> Iterator[subprocess.Popen[Any]]:
+    """Kill a process at the end, or when it takes too long."""
+    limit = threading.Timer(limit_seconds, process.kill)
+    limit.start()
+    try:
+        yield process
+    finally:
+        limit.cancel()
+        process.kill()
+        process.wait()
+
+
 def sources_of(root: Path) -> list[Path]:
     """Return the folders with the packages of a tree; before the packages had folders of their own it was one."""
     return sorted(root.glob("packages/*/src")) or [root / "src"]
@@ -138,9 +152,9 @@ def first_to_last(line: Callable[[], str], server: int) -> Measured:
     line()
     meter = Meter(server)
     found = json.loads(line())
-    cpu_seconds, stolen = meter.used()
+    used = meter.used()
     known = {name: number for name, number in found.items() if name in Measured._fields}
-    return Measured(cpu_seconds=cpu_seconds, stolen=stolen, **known)
+    return Measured(**{**known, **used._asdict()})
 
 
 def pid(process: HeadraceProcess) -> int:

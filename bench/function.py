@@ -85,9 +85,10 @@ def function(bench: Bench, topic: str, records: int, workers: int = 1, code: str
     """Call a handler with every record of a topic."""
     file = definition(bench, topic, code, workers, **attributes)
     process = bench.headrace({"functions": [str(file)]}, wait=False)
-    got = measure(process, records)
-    process.terminate()
-    return got
+    try:
+        return measure(process, records)
+    finally:
+        process.terminate()
 
 
 def measure(process: HeadraceProcess, records: int) -> Measured:
@@ -96,14 +97,14 @@ def measure(process: HeadraceProcess, records: int) -> Measured:
     first, start, meter = delivered_records(metrics(process)), time.perf_counter(), Meter(pid(process))
     count = last = first
     while count < records:
-        last, seconds, (cpu_seconds, stolen) = count, time.perf_counter() - start, meter.used()
+        last, seconds, used = count, time.perf_counter() - start, meter.used()
         time.sleep(POLL_SECONDS)
         count = wait_for(process, last)
     assert count == records, f"{records} records were counted as {count}"
     if last == first:  # no look between the first one and the end, so the end counts with the pause before it
-        last, seconds, (cpu_seconds, stolen) = count, time.perf_counter() - start, meter.used()
+        last, seconds, used = count, time.perf_counter() - start, meter.used()
     assert last > first, "every record was delivered before the first look: measure with a larger --scale"
-    return Measured(last - first, seconds, cpu_seconds, stolen)
+    return Measured(last - first, seconds, *used)
 
 
 def wait_for(process: HeadraceProcess, records: float, pause_seconds: float = POLL_SECONDS) -> float:
@@ -144,7 +145,7 @@ a second process joins the group and leaves it."""
         bench.bare("produce-json", topics["one"], records)
         for _ in range(ROUNDS):
             for loop, topic in dict.fromkeys([("pool", "many"), *((row.loop, row.topic) for row in ROWS)]):
-                self.loops.setdefault((loop, topic), []).append(bench.bare(loop, topics[topic], records))
+                self.loops.setdefault((loop, topic), []).append(bench.bare(loop, topics[topic], records).rate)
             for row in ROWS:
                 output = {"outputTopic": bench.topic("outputs")} if row.output else {}
                 output |= {"delivery": "exactly_once"} if row.once else {}

@@ -2,8 +2,9 @@
 
 usage: python -m bench.generator URL_PATH PORT CONNECTIONS SECONDS METHOD BODY_FILE [HEADER]...
 All connections are opened at once. Prints JSON: requests (answered 200 or 204), refused (answered 503, sent
-again after a pause), errors (everything else), seconds, p50_ms, p99_ms, longest_ms, and first_ms: from the start
-until every connection had its first response.
+again after a pause), errors (everything else), seconds, p50_ms, p99_ms, longest_ms, first_ms: from the start
+until every connection had its first response, and least: the responses of the connection that had the fewest, as a
+share of the mean.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Connection(asyncio.Protocol):
         self.request, self.times, self.end = request, times, end
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.buffer = b""
-        self.errors = self.refused = 0
+        self.errors = self.refused = self.responses = 0
         self.first = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,6 +57,7 @@ class Connection(asyncio.Protocol):
         else:
             self.errors += status not in (b"200", b"204")
             self.times.append(now - self.sent)
+            self.responses += 1
         if now < self.end and status == b"503":
             asyncio.get_running_loop().call_later(PAUSE_SECONDS, self.send)
         elif now < self.end:
@@ -91,6 +93,7 @@ async def measure(port: int, connections: int, seconds: float, request: bytes) -
         "p99_ms": times[int(len(times) * 0.99)] * 1000 if times else 0,
         "longest_ms": times[-1] * 1000 if times else 0,
         "first_ms": max((one.first or math.inf) - start for one in made) * 1000,
+        "least": min(one.responses for one in made) * len(made) / max(1, len(times)),
     }
 
 

@@ -56,16 +56,16 @@ def measure(load: Load, target: Target, folder: Path, seconds: float, native: bo
     run(load, target, words, WARM_SECONDS)
     meter, before = Meter(target.pid), children_seconds()
     responses = run(load, target, words, max(1, round(seconds)))
-    cpu_seconds, stolen = meter.used()
+    used = meter.used()
     got = merged(responses)
-    got |= {"cpu_seconds": cpu_seconds, "stolen": stolen, "load": (children_seconds() - before) / got["seconds"]}
+    got |= {**used._asdict(), "load": (children_seconds() - before) / got["seconds"]}
     return Measured(records=got["requests"] * load.records, **got)
 
 
 def merged(responses: list[dict[str, float]]) -> dict[str, float]:
-    """Return what several generators found together: sums of counts, the worst of times."""
-    sums = ("requests", "errors", "refused")
-    return {name: (sum if name in sums else max)(one[name] for one in responses) for name in responses[0]}
+    """Return what several generators found together: sums of counts, the worst of times and shares."""
+    merging = dict.fromkeys(("requests", "errors", "refused"), sum) | {"least": min}
+    return {name: merging.get(name, max)(one[name] for one in responses) for name in responses[0]}
 
 
 @functools.cache

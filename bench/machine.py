@@ -28,6 +28,19 @@ class MachineTimes(NamedTuple):
     total_ticks: int
     stolen_ticks: int
     """Time in which the hypervisor ran another machine on a processor that this one could have used."""
+    used_ticks: int
+    """Time of processes, without that of interrupts."""
+
+
+class Used(NamedTuple):
+    """What a meter found."""
+
+    cpu_seconds: float
+    """Processor time of the process and its children."""
+    stolen: float
+    """Share of the machine's time that the hypervisor gave to others."""
+    others: float
+    """Share of one processor that processes took which this run did not start."""
 
 
 def process_times(stat: str) -> ProcessTimes:
@@ -39,7 +52,7 @@ def process_times(stat: str) -> ProcessTimes:
 def machine_times(stat: str) -> MachineTimes:
     """Parse /proc/stat; guest time is part of user time and is not added again."""
     ticks = list(map(int, stat.split("\n", 1)[0].split()[1:9]))
-    return MachineTimes(sum(ticks), ticks[7])
+    return MachineTimes(sum(ticks), ticks[7], sum(ticks[:3]))
 
 
 def tree_ticks(root: int, processes: Iterable[ProcessTimes]) -> int:
@@ -92,12 +105,17 @@ class Meter:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.start = time.perf_counter()
-        self.ticks = tree_ticks(pid, running_processes())
-        self.machine = machine_times((PROC / "stat").read_text())
+        self.ticks, self.run_ticks, self.machine = self.now()
 
-    def used(self) -> tuple[float, float]:
-        """Return the processor seconds of the process and its children, and the stolen share of the machine's time."""
-        ticks = tree_ticks(self.pid, running_processes()) - self.ticks
-        total, stolen = machine_times((PROC / "stat").read_text())
-        share = (stolen - self.machine.stolen_ticks) / max(1, total - self.machine.total_ticks)
-        return ticks / TICKS_PER_SECOND, share
+    def now(self) -> tuple[int, int, MachineTimes]:
+        """Return the ticks of the process, of all processes of this run, and of the machine."""
+        processes = running_processes()
+        ticks, run_ticks = (tree_ticks(root, processes) for root in (self.pid, os.getpid()))
+        return ticks, run_ticks, machine_times((PROC / "stat").read_text())
+
+    def used(self) -> Used:
+        """Return what was used since then."""
+        ticks, run_ticks, machine = self.now()
+        total, stolen, busy = (now - then for now, then in zip(machine, self.machine, strict=True))
+        others = (busy - run_ticks + self.run_ticks) / TICKS_PER_SECOND / (time.perf_counter() - self.start)
+        return Used((ticks - self.ticks) / TICKS_PER_SECOND, stolen / max(1, total), max(0.0, others))

@@ -23,6 +23,8 @@ class Measured(NamedTuple):
     """Processor time of the server under test and its children."""
     stolen: float = 0.0
     """Share of the machine's time that the hypervisor gave to others."""
+    others: float = 0.0
+    """Share of one processor that processes took which the run did not start."""
     load: float = 0.0
     """Share of one processor that the load generator, or the backend, took."""
     p50_ms: float = 0.0
@@ -35,6 +37,8 @@ class Measured(NamedTuple):
     """Requests that were answered 503 and sent again later."""
     first_ms: float = 0.0
     """From the start until every connection had its first response."""
+    least: float = 0.0
+    """Responses of the connection that had the fewest, as a share of the mean."""
 
     @property
     def rate(self) -> float:

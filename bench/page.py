@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from datetime import UTC, datetime
-from importlib.metadata import version
+from pathlib import Path
 
 from bench.environment import PARTITIONS, Table
 
-PACKAGES = ("confluent-kafka", "uvicorn", "httptools", "msgspec")
+RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = f"""\
 # Measured
 
-`make bench` writes this page. `python -m bench --rows push,replay` measures some of its sections anew, and
-`python -m bench.peers` other products and Headrace. One KRaft broker with the dev cluster's ordinary flags,
-{PARTITIONS} partitions; broker, load generator and backend share the processors with Headrace. Ratios within one run
-bind, absolute figures drift.
-"Processor" is the processor time of Headrace and its children per record or request, "generator" the share of one
-processor that the load generator or the backend took, "stolen" the share of the machine that the hypervisor gave to
-others: compare figures only between rows with little of it.
+`python -m bench.peers` measures other products and Headrace, `python -m bench.curve` the cost of a record. One KRaft
+broker with the dev cluster's ordinary flags, {PARTITIONS} partitions; broker, load generator and backend share the
+processors with what is measured. Ratios within one run bind, absolute figures drift.
+"Processor" is the processor time of the product and its children per record, "generator" the share of one processor
+that the load generator or the backend took, "stolen" the share of the machine that the hypervisor gave to others:
+compare figures only between rows with little of it.
 """
 
 
@@ -33,18 +31,10 @@ class Page:
 
     def put(self, table: Table, scale: float) -> None:
         """Replace the section with its title, or append it."""
+        when = f"Measured on {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} processors, `--scale {scale:g}`."
         rows = "\n".join(table.lines())
-        self.sections[table.title] = f"{table.title}\n\n{when(scale)}\n\n{table.text}\n\n{rows}"
+        self.sections[table.title] = f"{table.title}\n\n{when}\n\n{table.text}\n\n{rows}"
 
     def text(self) -> str:
         """Return the whole page."""
         return "\n".join([HEAD, *(f"## {section}\n" for section in self.sections.values())])
-
-
-def when(scale: float) -> str:
-    """Return a line about the day, the machine and the versions."""
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return (
-        f"Measured on {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} processors, {1_000_000 * scale:,.0f} records per "
-        f"run, CPython {platform.python_version()}, {versions}."
-    )

@@ -1,12 +1,10 @@
-"""Producing over HTTP: Headrace, a bare loop, a bare server and a plain FastAPI server, in turns on one broker."""
+"""Producing over HTTP: with and without tokens in turns, in Avro, and to a slow broker."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import subprocess
-import sys
 import time
 from typing import NamedTuple
 
@@ -59,7 +57,6 @@ SHAPES = {
     "many": Shape("100 x 100 B, 16 connections, records", 100, 16),
     "one": Shape("1 x 100 B, 64 connections, requests", 1, 64),
     "raw": Shape("1 x 100 B as the body itself, 64 connections, requests", 1, 64, raw=True),
-    "alone": Shape("1 x 100 B, one connection, requests", 1, 1),
 }
 
 
@@ -80,31 +77,24 @@ class ProduceTable:
 
     title = "Producing over HTTP"
     text = f"""\
-Medians of {ROUNDS} rounds in turns, loaded by {NAME}. "Bare server": `bench/bare_server.py`, a parser, a producer and a
-delivery thread without checks, ids, record headers, limits or errors. "FastAPI": `bench/fastapi_server.py`, a model and
-a future per record. Headrace makes all of its checks in every row (Host, sizes, counts, deadlines)."""
+Medians of {ROUNDS} rounds in turns, loaded by {NAME}."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.topic = bench.topic("http")
-        self.loops: list[float] = []
         self.found: dict[tuple[str, str], list[Measured]] = {}
 
     def measure(self) -> None:
-        """Load every server in every shape, in turns."""
-        servers = self.bench.cluster.bootstrap_servers
+        """Run every row; those with and without tokens in turns."""
         for _ in range(ROUNDS):
-            self.loops.append(self.bench.bare("produce", self.topic, self.bench.records))
-            self.load_all("headrace", self.bench.serving({}), *SHAPES)
-            self.load_all("bare", self.bench.other(sys.executable, "-m", "bench.bare_server", servers))
-            self.load_all("token", self.with_tokens(), "many", "one")
-            self.load_all("fastapi", self.bench.other(sys.executable, "-m", "bench.fastapi_server", servers))
+            self.load_all("headrace", self.bench.serving({}))
+            self.load_all("token", self.with_tokens())
         self.avro()
         self.throttled()
 
-    def load_all(self, name: str, serving: Serving, *shapes: str) -> None:
+    def load_all(self, name: str, serving: Serving) -> None:
         with serving as target:
-            for shape in shapes or ("many", "one", "alone"):
+            for shape in ("many", "one"):
                 self.add(name, shape, produce(self.bench, target, shape, self.topic))
 
     def add(self, name: str, shape: str, got: Measured) -> None:
@@ -138,7 +128,7 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
 
     def throttled(self) -> None:
         """Measure a minute with an eighth of the broker, and the largest resident memory in MiB."""
-        self.limit(int(self.of("rate", "headrace", "many") * 100 / 8))
+        self.limit(int(median_of("rate", self.found["headrace", "many"]) * 100 / 8))
         try:
             with self.bench.serving({}) as target:
                 body = json.dumps({"records": [{"value": VALUE}] * 1000}).encode()
@@ -156,44 +146,21 @@ a future per record. Headrace makes all of its checks in every row (Host, sizes,
         java = [str(find_java(17).executable), "-cp", f"{ensure_artifacts('kafka')}/*", "kafka.admin.ConfigCommand"]
         subprocess.run([*java, *servers, *words], check=True, stdout=subprocess.DEVNULL)
 
-    def of(self, field: str, name: str, shape: str) -> float:
-        return median_of(field, self.found[name, shape])
-
     def lines(self) -> list[str]:
         """Return the table; medians of the rounds."""
-        loop = statistics.median(self.loops)
-        own = {shape: self.of("rate", "headrace", shape) for shape in SHAPES}
-        many, one = own["many"] / loop, own["one"] / self.of("rate", "bare", "one")
-        raw = self.of("cpu_us", "headrace", "raw") / self.of("cpu_us", "headrace", "one")
-        alone = self.of("p50_ms", "headrace", "alone")
-        rows = [
-            self.row("many", f"**{many:.2f} of a bare loop ({loop:,.0f})** | >= 0.35"),
-            self.row("one", f"**{one:.2f} of the bare server** | >= 0.75"),
-            self.row("raw", f"**{raw:.2f} of the processor time of JSON** | <= 1.15"),
-            self.row("alone", f"**p50 {alone:.2f} ms** | <= 0.33 ms"),
-        ]
+        rows = []
         for shape in ("many", "one"):
-            part = self.of("rate", "token", shape) / own[shape]
-            runs = cells(self.found["token", shape])
-            rows.append(f"{SHAPES[shape].title}, signed token | {runs} | | | **{part:.2f} of without** | >= 0.85")
-        avro = cells(self.found["headrace", "avro"])
-        rate = self.of("rate", "headrace", "avro")
-        rows.append(f"Avro, 100 x 200 B, 16 connections, records | {avro} | | | **{rate:,.0f}** | >= 100,000")
-        return table(f"workload | {HEAD} | bare server | FastAPI | what counts | target", [*rows, self.slow_row()])
-
-    def row(self, shape: str, counts: str) -> str:
-        def other(name: str) -> str:
-            if (name, shape) not in self.found:
-                return ""
-            rate, p50, cpu = (self.of(field, name, shape) for field in ("rate", "p50_ms", "cpu_us"))
-            return f"{rate:,.0f} (p50 {p50:.1f} ms, {cpu:.1f} us)"
-
-        own = cells(self.found["headrace", shape])
-        return f"{SHAPES[shape].title} | {own} | {other('bare')} | {other('fastapi')} | {counts}"
+            title, own, token = SHAPES[shape].title, self.found["headrace", shape], self.found["token", shape]
+            part = median_of("rate", token) / median_of("rate", own)
+            rows.append(f"{title} | {cells(own)} | | ")
+            rows.append(f"{title}, signed token | {cells(token)} | **{part:.2f} of without** | >= 0.85")
+        avro = self.found["headrace", "avro"]
+        rows.append(f"Avro, 100 x 200 B, 16 connections, records | {cells(avro)} | | >= 100,000")
+        return table(f"workload | {HEAD} | what counts | target", [*rows, self.slow_row()])
 
     def slow_row(self) -> str:
         late = "some" if self.slow.longest_ms > DEADLINE_MS or self.slow.errors else "none"
         seen = f"{self.slow.refused:,.0f} requests refused with 503, longest {self.slow.longest_ms / 1000:.1f} s"
         title = "1000 x 100 B, 192 connections, the broker at an eighth of the first row, records"
         counts = f"**{self.peak_mib:.0f} MiB, {late} late**, {seen}"
-        return f"{title} | {cells([self.slow])} | | | {counts} | <= 200 MiB, none"
+        return f"{title} | {cells([self.slow])} | {counts} | <= 200 MiB, none"

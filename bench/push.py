@@ -1,9 +1,8 @@
-"""Pushing to a backend: Headrace and a bare consume + POST loop with the same client, in turns on one broker."""
+"""Pushing to a backend that counts."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -12,20 +11,13 @@ from typing import Any
 
 from bench.environment import Bench, first_to_last, pid
 from bench.load import GO, program
-from bench.measured import HEAD, Measured, cells, median_of, table
+from bench.measured import Measured
 from headrace_devkit.devcluster import HeadraceProcess
 
-ROUNDS = 3
 SINGLES = 0.2
 """Part of the records that single-record rows have."""
-LATENCY_RECORDS = 500
-ROWS = {
-    "status": ("100 records per POST, status only", "batches", ">= 0.9, aim 360,000"),
-    "results": ("100 records per POST, batch results", "batches", "compared only"),
-    "single": ("1 record per POST, 64 in flight", "singles", ">= 30,000, aim 57,000"),
-}
-
-
+DELAYS = 500
+"""Records whose delay is measured."""
 LIMIT_SECONDS = 600.0
 """The longest wait for a line of a backend."""
 
@@ -84,59 +76,24 @@ def push(bench: Bench, topic: str, records: int, mode: str, **settings: Any) -> 
     """Push a topic to a backend."""
     with Sink(records, mode) as sink:
         process = consumer(bench, topic, sink, mode, **settings)
-        got = sink.measure(process)
-        process.terminate()
-    return got
-
-
-class PushTable:
-    """Measures, and prints the results."""
-
-    title = "Pushing to a backend"
-    text = """\
-Medians in turns. The bare loop consumes, writes JSON and posts with the client of the reactive consumer, 8 requests of
-100 records or 64 of one in flight. The backend is `bench/native`, or `bench/sink.py` without Go: a parser and a counter
-on the same 2 cores. Its share of a processor stands as "generator"."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.singles = int(bench.records * SINGLES)
-        self.found: dict[str, list[Measured]] = {row: [] for row in ROWS}
-        self.loops: dict[str, list[float]] = {"batches": [], "singles": []}
-
-    def measure(self) -> None:
-        """Run every row, in turns."""
-        records = self.bench.records
-        topic, short = self.bench.full(records), self.bench.full(self.singles)
-        for _ in range(ROUNDS):
-            self.loops["batches"].append(self.bare("post", topic, records, "status"))
-            self.found["status"].append(push(self.bench, topic, records, "status"))
-            self.found["results"].append(push(self.bench, topic, records, "results"))
-            self.loops["singles"].append(self.bare("post-one", short, self.singles, "single"))
-            self.found["single"].append(push(self.bench, short, self.singles, "single", ordering="none"))
-        self.latency = self.delay()
-
-    def bare(self, what: str, topic: str, records: int, mode: str) -> float:
-        with Sink(records, mode) as sink:
-            return self.bench.bare(what, topic, records, sink.port)
-
-    def delay(self) -> dict[str, float]:
-        """From before a record is given to a producer until its request has arrived, one record at a time."""
-        topic = self.bench.topic("latency")
-        with Sink(LATENCY_RECORDS, "latency") as sink:
-            process = consumer(self.bench, topic, sink, "single", wait=True)
-            self.bench.bare("tick", topic, LATENCY_RECORDS)
-            found = sink.found()
+        try:
+            return sink.measure(process)
+        finally:
             process.terminate()
-        return found
 
-    def lines(self) -> list[str]:
-        """Return the table."""
-        rows = []
-        for row, (name, loop, target) in ROWS.items():
-            bare, runs = statistics.median(self.loops[loop]), self.found[row]
-            ratio = median_of("rate", runs) / bare
-            rows.append(f"{name}, records | {cells(runs)} | {bare:,.0f} | **{ratio:.2f}** | {target}")
-        delay = f"p50 **{self.latency['p50_ms']:.1f} ms**, p99 {self.latency['p99_ms']:.1f} ms"
-        rows.append(f"produce call to POST, idle | | | | | | {delay} | p50 <= 3 ms")
-        return table(f"workload | {HEAD} | bare loop, same client | ratio | target", rows)
+
+def delays(bench: Bench) -> Measured:
+    """Measure from before a record is given to a producer until its request has arrived, one record at a time."""
+    topic = bench.topic("latency")
+    with Sink(DELAYS, "latency") as sink:
+        process = consumer(bench, topic, sink, "single", wait=True)
+        try:
+            return ticked(bench, topic, sink, pid(process))
+        finally:
+            process.terminate()
+
+
+def ticked(bench: Bench, topic: str, sink: Sink, server: int) -> Measured:
+    """Write a record every 20 ms, and return the delays that the backend found."""
+    with bench.loop("tick", topic, DELAYS):
+        return first_to_last(sink.line, server)

@@ -64,7 +64,7 @@ which one in a hundred passes each statement; clients read server-sent events.""
         meter = Meter(pid(process))
         self.write(topic, SECONDS * per_second, per_second)
         found = json.loads(line(listener)) if listener else {}
-        cpu_seconds, _ = meter.used()
+        cpu_seconds = meter.used().cpu_seconds
         process.terminate()
         return found, cpu_seconds
 

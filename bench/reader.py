@@ -1,11 +1,12 @@
 """Clients of active consumers that count what they read, in a process of its own.
 
-usage: python -m bench.reader json|binary|events|delays|event-delays PORT RECORDS CLIENTS PATH
+usage: python -m bench.reader json|binary|events|delays|event-delays PORT RECORDS CLIENTS PATH [ACCEPT]
 `PATH` may hold `{}`, the number of the client. `json` and `binary` read again as soon as a response is there; `events`
 read one stream of server-sent events; the others also measure: their values are when they were written (nanoseconds of
 the monotonic clock). RECORDS are those of all clients together. Prints a line when every client is connected, one with
 the first record, and JSON after the last: records, seconds (first to last), load (its share of one processor
-meanwhile), p50_ms, p99_ms, and late_ms: the median delay of the last quarter less that of the second one.
+meanwhile), p50_ms, p99_ms, longest_ms, and late_ms: the median delay of the last quarter less that of the second one.
+The delays of `json` and `binary` are those of responses with records.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Reader(asyncio.Protocol):
         self.send()
 
     def send(self) -> None:
+        self.sent = time.perf_counter()
         self.parser = httptools.HttpResponseParser(self)
         self.transport.write(self.request)  # type: ignore[attr-defined]
 
@@ -66,11 +68,13 @@ class Reader(asyncio.Protocol):
             self.count.delays += [(now - int(at)) / 1e6 for at in VALUE.findall(data)]
         if records := data.count(END[self.is_stream]) - data.count(b":\n\n"):
             self.count.add(records)
+            if not self.measures and not self.is_stream:
+                self.count.delays.append(1000 * (time.perf_counter() - self.sent))
 
 
-async def main(mode: str, port: int, records: int, clients: int, path: str) -> None:
+async def main(mode: str, port: int, records: int, clients: int, path: str, accept: str = "") -> None:
     count, loop = Count(records), asyncio.get_running_loop()
-    accept = "text/event-stream" if mode.startswith("event") else "application/json"
+    accept = accept or ("text/event-stream" if mode.startswith("event") else "application/json")
     for number in range(clients):
         head = f"GET {path.format(number)} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: {accept}\r\n\r\n"
         await loop.create_connection(lambda head=head: Reader(count, head.encode(), mode), "127.0.0.1", port)  # type: ignore[misc]
@@ -79,4 +83,5 @@ async def main(mode: str, port: int, records: int, clients: int, path: str) -> N
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]))
+    port, records, clients = map(int, sys.argv[2:5])
+    uvloop.run(main(sys.argv[1], port, records, clients, *sys.argv[5:]))

@@ -2,7 +2,7 @@
 
 usage: python -m bench.sink EXPECTED_RECORDS [status|results|single|latency]
 Answers 200 without a body; `results`: one result per record; `single`: a request is one record; `latency`: as
-`single`, and values are when they were written (nanoseconds of the monotonic clock).
+`single`, and values are when they were written (nanoseconds of the monotonic clock), as they are or in a CloudEvent.
 Prints its port; with the first record a line; after the expected number of records, JSON: records, seconds (first to
 last), load (its share of one processor meanwhile), p50_ms, p99_ms, longest_ms, and late_ms: the median delay of the
 last quarter less that of the second one.
@@ -11,7 +11,9 @@ last quarter less that of the second one.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import re
 import statistics
 import sys
 import time
@@ -20,6 +22,13 @@ import httptools
 import uvloop
 
 MARK = b'"offset":'
+DATA = re.compile(rb'"data_base64":"([^"]*)"')
+
+
+def written(body: bytes) -> int:
+    """Return the moment that a body holds."""
+    event = DATA.search(body)
+    return int(base64.b64decode(event[1]) if event else body)
 
 
 def answer(body: bytes) -> bytes:
@@ -84,7 +93,7 @@ class Sink(asyncio.Protocol):
             return
         records = body.count(MARK) if self.mode in ("status", "results") else 1
         if self.mode == "latency":
-            self.count.delays.append((time.monotonic_ns() - int(body)) / 1e6)
+            self.count.delays.append((time.monotonic_ns() - written(body)) / 1e6)
         self.count.add(records)
         reply = self.plain
         if self.mode == "results":

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.bare_table import COLUMNS
 from bench.environment import Bench, ask, pid
-from bench.machine import Meter, memory_mib, running_processes
+from bench.machine import Meter, Used, memory_mib, running_processes
 from bench.measured import HEAD, Measured, cells, median_of, table
 from headrace_devkit.devcluster import HeadraceProcess
 
@@ -108,7 +108,7 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
         process = self.bench.headrace(config, wait=False)
         lag = waiting(process, 0)
         meter, first, start = Meter(pid(process)), lag, time.perf_counter()
-        last, seconds, used = lag, 0.0, (0.0, 0.0)
+        last, seconds, used = lag, 0.0, Used(0.0, 0.0, 0.0)
         while lag := state(process)["lag"]:
             if lag != last:
                 last, seconds, used = lag, time.perf_counter() - start, meter.used()
@@ -122,8 +122,7 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
         port = process.url.rsplit(":", 1)[1]
         words = (how, port, "t", str(self.bench.records), str(connections), str(seconds))
         got = self.bench.module("bench.row_requests", *words)
-        cpu_seconds, stolen = meter.used()
-        return Measured(**got, cpu_seconds=cpu_seconds, stolen=stolen)
+        return Measured(**got, **meter.used()._asdict())
 
     def again(self, process: HeadraceProcess, end: Callable[[], object]) -> float:
         """End Headrace or its engine, and return the seconds until it has sent a row again."""

@@ -1,7 +1,8 @@
 // A load generator and a backend that take little of what a server in Python takes; bench/load.py builds it with Go.
 //
 //	native load PATH PORT CONNECTIONS SECONDS METHOD BODY_FILE [HEADER]...   as bench/generator.py
-//	native sink RECORDS MODE                                                 as bench/sink.py, without `latency`
+//	native sink RECORDS MODE                                                 as bench/sink.py, without `latency`;
+//	                                                                         `bulk`: as Dapr's bulk subscriptions
 package main
 
 import (
@@ -141,8 +142,9 @@ func (one *client) run(address string, request []byte, end time.Time) {
 func report(clients []client, start time.Time) {
 	var times []time.Duration
 	var first time.Duration
-	errors, refused := 0, 0
+	errors, refused, fewest := 0, 0, len(clients[0].times)
 	for _, one := range clients {
+		fewest = min(fewest, len(one.times))
 		if one.first.IsZero() { // no response until the end
 			one.first = time.Now()
 		}
@@ -158,13 +160,17 @@ func report(clients []client, start time.Time) {
 		return milliseconds(times[min(len(times)-1, int(share*float64(len(times))))])
 	}
 	fmt.Printf(`{"requests": %d, "errors": %d, "refused": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, `+
-		`"longest_ms": %f, "first_ms": %f}`+"\n",
-		len(times), errors, refused, time.Since(start).Seconds(), at(0.5), at(0.99), at(1), milliseconds(first))
+		`"longest_ms": %f, "first_ms": %f, "least": %f}`+"\n",
+		len(times), errors, refused, time.Since(start).Seconds(), at(0.5), at(0.99), at(1), milliseconds(first),
+		float64(fewest*len(clients))/float64(max(1, len(times))))
 }
 
 // sink -------------------------------------------------------------------------------------------------------------
 
-var mark = []byte(`"offset":`)
+var (
+	mark  = []byte(`"offset":`)
+	entry = []byte(`"entryId":"`)
+)
 
 // count holds the records so far.
 type count struct {
@@ -199,6 +205,8 @@ func (found *count) serve(connection net.Conn, mode string) {
 		reply, records := "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 1
 		if len(body) == 0 { // a question about the application, not a record
 			reply, records = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", 0
+		} else if mode == "bulk" {
+			reply, records = statuses(body)
 		} else if mode != "single" {
 			records = bytes.Count(body, mark)
 		}
@@ -211,6 +219,24 @@ func (found *count) serve(connection net.Conn, mode string) {
 			return
 		}
 	}
+}
+
+// statuses returns the response that takes each entry of Dapr's bulk request, and how many there are.
+func statuses(body []byte) (string, int) {
+	parts := bytes.Split(body, entry)[1:]
+	var found strings.Builder
+	for n, part := range parts {
+		id, _, _ := bytes.Cut(part, []byte{'"'})
+		if n > 0 {
+			found.WriteByte(',')
+		}
+		found.WriteString(`{"entryId":"`)
+		found.Write(id)
+		found.WriteString(`","status":"SUCCESS"}`)
+	}
+	text := `{"statuses":[` + found.String() + `]}`
+	head := "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+	return fmt.Sprintf(head, len(text), text), len(parts)
 }
 
 func (found *count) add(records int) {

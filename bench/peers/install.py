@@ -1,22 +1,27 @@
-"""Where peers come from: package registries, into `build/peers`, once. Who cannot be had is left out with the reason.
+"""Install the peers, once: `python -m bench.peers.install`. They go into `build/peers`, or where BENCH_PEERS says.
 
 Dapr: the Go module proxy, with Kafka as its only component, because all of them take long to compile.
 FastStream: PyPI, in an environment of its own.
-Strimzi's bridge: Maven Central. Nuclio's processor: the Go module proxy.
+Strimzi's bridge: its source, built with Maven and a JDK (JAVA_HOME) of at least 21, without two libraries that it
+loads only for OAuth and for metrics.
+kcat: what the system's packages have.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-HOME = Path(__file__).parents[2] / "build" / "peers"
-LIMIT_SECONDS = 900.0
-DAPR, FASTSTREAM, BRIDGE, NUCLIO = "v1.14.0", "0.7.8", "0.30.0", "1.13.0"
+HOME = Path(os.environ.get("BENCH_PEERS") or Path(__file__).parents[2] / "build" / "peers")
+LIMIT_SECONDS = 1800.0
+DAPR, FASTSTREAM, BRIDGE = "1.18.0", "0.7.8", "1.1.0"
 DAPR_MAIN = """\
 package main
 
@@ -31,59 +36,81 @@ func main() {
 	app.Run()
 }
 """
+BRIDGE_SOURCE = "https://github.com/strimzi/strimzi-kafka-bridge"
+LEFT_OUT = ("kafka-oauth-client", "client-metrics-reporter", "strimzi-test-container")
+"""Dependencies of the bridge that no class of it imports."""
+CHECKS = ("checkstyle", "spotbugs", "maven.javadoc")
 
 
 class NotInstalledError(Exception):
     """A peer cannot be had here; the text says why."""
 
 
-def dapr() -> Path:
-    """Return the program `daprd`."""
-    folder = HOME / "dapr"
-    program = folder / "daprd"
-    if program.exists():
-        return program
-    folder.mkdir(parents=True, exist_ok=True)
+class Peer(NamedTuple):
+    """Another product."""
+
+    name: str
+    version: str
+    program: Path
+    install: Callable[[Path], None]
+    """Takes the folder that becomes the peer's own."""
+
+    @property
+    def folder(self) -> Path:
+        return HOME / f"{self.install.__name__}-{self.version}"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.program
+
+
+def dapr(folder: Path) -> None:
     (folder / "main.go").write_text(DAPR_MAIN)
-    if not (folder / "go.mod").exists():
-        run(folder, "go", "mod", "init", "daprd")
-    run(folder, "go", "get", f"github.com/dapr/dapr@{DAPR}")
+    run(folder, "go", "mod", "init", "daprd")
+    run(folder, "go", "get", f"github.com/dapr/dapr@v{DAPR}")
     source = folder / "dapr"
-    if not source.exists():  # else the module is this folder, from a build that did not end
-        module = run(folder, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/dapr/dapr").strip()
-        shutil.copytree(module, source, copy_function=shutil.copyfile)
+    module = run(folder, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/dapr/dapr").strip()
+    shutil.copytree(module, source, copy_function=shutil.copyfile)
     # Ends a program that was built with neither all components nor all stable ones.
     components = source / "cmd" / "daprd" / "components"
     (components / "zz_notag.go").write_text("package components\n")
     run(folder, "go", "mod", "edit", "-replace", "github.com/dapr/dapr=./dapr")
     run(folder, "go", "mod", "tidy")
     run(folder, "go", "build", "-o", "daprd", ".")
-    return program
 
 
-def faststream() -> Path:
-    """Return the Python that has FastStream with the client that Headrace uses."""
-    folder = HOME / "faststream"
-    python = folder / "bin" / "python"
-    if not python.exists():
-        HOME.mkdir(parents=True, exist_ok=True)
-        run(HOME, sys.executable, "-m", "venv", str(folder))
-    run(HOME, str(python), "-m", "pip", "install", "--quiet", f"faststream[confluent]=={FASTSTREAM}", "uvloop")
-    return python
+def faststream(folder: Path) -> None:
+    run(folder, sys.executable, "-m", "venv", ".")
+    python = str(folder / "bin" / "python")
+    run(folder, python, "-m", "pip", "install", "--quiet", f"faststream[confluent]=={FASTSTREAM}", "uvloop")
 
 
-def bridge() -> Path:
-    """Fetch the bridge of Strimzi."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    run(HOME, "mvn", "-B", "dependency:get", f"-Dartifact=io.strimzi:kafka-bridge:{BRIDGE}")
-    raise NotInstalledError("its artifact is there now, but nothing here measures it yet")
+def bridge(folder: Path) -> None:
+    run(folder, "git", "clone", "--quiet", "--branch", BRIDGE, BRIDGE_SOURCE, ".")
+    build = folder / "pom.xml"
+    text = build.read_text()
+    for name in LEFT_OUT:
+        dependency = rf"<dependency>\s*<groupId>io.strimzi</groupId>\s*<artifactId>{name}<.*?</dependency>"
+        text = re.sub(dependency, "", text, flags=re.DOTALL)
+    build.write_text(text)
+    run(folder, "mvn", "-B", "-q", "package", "-Dmaven.test.skip", *(f"-D{name}.skip" for name in CHECKS))
 
 
-def nuclio() -> Path:
-    """Fetch the processor of Nuclio."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    run(HOME, "go", "install", f"github.com/nuclio/nuclio/cmd/processor@{NUCLIO}")
-    raise NotInstalledError("its processor is there now, but nothing here measures it yet")
+def kcat(folder: Path) -> None:
+    found = shutil.which("kcat")
+    if not found:
+        raise NotInstalledError("kcat is missing: install it, such as with `apt-get install kcat`")
+    (folder / "kcat").symlink_to(found)
+
+
+PEERS = {
+    "Dapr": Peer("Dapr", DAPR, Path("daprd"), dapr),
+    "FastStream": Peer("FastStream", FASTSTREAM, Path("bin/python"), faststream),
+    "Strimzi bridge": Peer(
+        "Strimzi bridge", BRIDGE, Path(f"target/kafka-bridge-{BRIDGE}/kafka-bridge-{BRIDGE}"), bridge
+    ),
+    "kcat": Peer("kcat", "system", Path("kcat"), kcat),
+}
 
 
 def run(folder: Path, *command: str) -> str:
@@ -109,3 +136,26 @@ def reason(lines: Sequence[str]) -> str:
     plain = [text for line in lines if (text := re.sub(r"\x1b\[[0-9;]*m", "", line).strip())]
     found = [line for line in plain if re.search("error|not found|403", line, re.I)] or [*plain, "no reason"]
     return re.sub(r"https?://\S+", "the registry", " ".join(found[0].split()))[:240]
+
+
+def main() -> None:
+    missing = []
+    for peer in PEERS.values():
+        if peer.path.exists():
+            print(f"{peer.name} {peer.version} is installed", flush=True)
+            continue
+        print(f"{peer.name} {peer.version} is being installed into {peer.folder}", flush=True)
+        shutil.rmtree(peer.folder, ignore_errors=True)
+        peer.folder.mkdir(parents=True)
+        start = time.monotonic()
+        try:
+            peer.install(peer.folder)
+            print(f"{peer.name} took {time.monotonic() - start:.0f} s", flush=True)
+        except NotInstalledError as cause:
+            missing.append(f"{peer.name} {peer.version}: {cause}")
+    if missing:
+        raise SystemExit("\n".join(missing))
+
+
+if __name__ == "__main__":
+    main()

@@ -226,7 +226,7 @@ class RecordBatch(Sequence[Record]):
 
 
 class RecordRow(RecordBatch):
-    """A batch of one record, which gets columns when they are asked for: they would cost more than its delivery."""
+    """A batch of one record, which gets columns when they are first read: they would cost more than its delivery."""
 
     __slots__ = ("row",)
     row: Row
@@ -240,7 +240,7 @@ class RecordRow(RecordBatch):
 
     def __getattr__(self, name: str) -> Any:
         offset, timestamp_ms, key, value, own, size = self.row
-        headers = [own] if own else None
+        headers: list[list[Header] | None] | None = [own] if own else None
         super().__init__(self.topic_partition, [offset], [timestamp_ms], [key], [value], headers, [size])
         return object.__getattribute__(self, name)
 

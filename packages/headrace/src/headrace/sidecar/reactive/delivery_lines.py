@@ -87,8 +87,8 @@ class DeliveryLines:
             ]
         )
         text = text.replace(b"%", b"%%")
-        for mark, place in _MARKS.items():
-            text = text.replace(mark.encode(), place)
+        for mark, slot in _MARKS.items():
+            text = text.replace(mark.encode(), slot)
         if len(self._templates) >= _MOST_TEMPLATES:
             self._templates.clear()
         self._templates[name] = text

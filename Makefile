@@ -20,7 +20,7 @@ help:            ## Show this list
 
 env: .venv/ready ## Make the environment: .venv with everything, and a Java runtime if this machine has none that fits
 
-.venv/ready: pyproject.toml requirements.lock $(PACKAGES:%=packages/%/pyproject.toml)
+.venv/ready: pyproject.toml requirements.lock $(PACKAGES:%=packages/%/pyproject.toml) $(wildcard packages/headrace/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(PIP) uv==0.13.9 2> /dev/null || echo 'Without uv, pip installs: slower, with the same result.'

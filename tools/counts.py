@@ -86,6 +86,11 @@ def core_lines() -> int:
     return sum(path.read_text().count("\n") for path in found if not is_guest(path) and path != MADE)
 
 
+def compiled_lines() -> int:
+    """Return the lines of the compiled module."""
+    return sum(path.read_text().count("\n") for path in (ROOT / "packages" / "headrace" / "native").iterdir())
+
+
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
@@ -272,6 +277,7 @@ def glossary_words() -> int:
 
 COUNTS: Final[Mapping[str, Callable[[], int]]] = {
     "Lines of the core": core_lines,
+    "Lines of the compiled module": compiled_lines,
     "Leaves of `headrace.yaml`": lambda: len(settings()),
     "Keys of a pipeline file": lambda: len([*leaves(PipelineSpec.model_json_schema(by_alias=True))]),
     "Keys of a function file": lambda: sum(key.is_read for key in KEYS),

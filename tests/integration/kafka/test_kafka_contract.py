@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import Admin, Producer, TopicDirectory, TransactionalProducers, read_records
+from headrace.kafka.client.native import native_module
 from headrace.kafka.client.properties import client_properties
 from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
@@ -19,10 +20,12 @@ from headrace_devkit.testing.secured import kafka_settings
 from tests.kafka_contract import PROMISES, PROMISES_OF_GROUPS, Clients
 
 
+@pytest.mark.parametrize("native", ["auto", "off"])
 @pytest.mark.parametrize("check", [*PROMISES, *PROMISES_OF_GROUPS], ids=lambda check: check.__name__)
-async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, check: Any) -> None:
-    """Its members get their partitions from the group's coordinator."""
-    settings, name = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60), topic(2)
+async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, check: Any, native: str) -> None:
+    """Its members get their partitions from the group's coordinator; with the compiled module and without."""
+    settings, name = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60, native=native), topic(2)
+    assert (native_module(settings) is None) == (native == "off")
     admin, written = Admin(settings), ProducerConfig()
     topics = TopicDirectory(admin, SystemClock())
     producer = Producer(settings, written, admin=admin)

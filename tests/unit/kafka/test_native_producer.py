@@ -1,0 +1,109 @@
+"""The producer of the compiled module, without a broker: whatever it gets, each record is reported once."""
+
+from __future__ import annotations
+
+import gc
+import select
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka.client.native import native_module
+
+MODULE: Any = native_module(KafkaConfig())
+SECONDS = 30
+ODD = st.none() | st.binary(max_size=40) | st.text(max_size=5) | st.integers() | st.floats() | st.just(...)
+RECORDS = st.lists(
+    st.builds(
+        SimpleNamespace,
+        topic=st.sampled_from(["t", "u", "", "a\0b", "x" * 250, "\udc80"]) | ODD,
+        key=ODD,
+        value=ODD,
+        headers=st.none() | st.lists(st.tuples(st.text(max_size=3), ODD) | ODD, max_size=3) | ODD,
+        partition=st.none() | st.integers(-(2**70), 2**70) | ODD,
+        timestamp_ms=st.integers(-(2**70), 2**70) | ODD,
+    )
+    | ODD,
+    max_size=8,
+)
+
+
+@pytest.fixture
+def producer() -> Iterator[Any]:
+    made = MODULE.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": "0", "log.queue": "true"})
+    yield made
+    made.close()
+
+
+def reports(producer: Any, most: int = 3) -> list[tuple[Any, int, int, Any]]:
+    """Purge the producer, and return what it reports until it is empty."""
+    producer.purge(True)
+    found, wait = list[Any](), select.poll()
+    wait.register(producer.fileno(), select.POLLIN)
+    more = True
+    while more or len(producer):
+        if not more:
+            assert wait.poll(SECONDS * 1000), "no report"
+        completed, _, more = producer.drain(most)
+        found += completed
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests=st.lists(RECORDS, min_size=1, max_size=4), most=st.integers(1, 9))
+def test_each_record_is_refused_or_reported_once(requests: list[list[Any]], most: int) -> None:
+    """Also a record of no use, and with reports that are taken in small numbers."""
+    producer = MODULE.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": "0", "log.queue": "true"})
+    seen: Counter[tuple[int, int]] = Counter()
+    for number, records in enumerate(requests):
+        at = 0
+        while at < len(records) and (refused := producer.produce(number, records[at:], at, number % 2)):
+            index, code, text, is_fatal = refused
+            assert (code < 0 or code > 0, type(text), is_fatal) == (True, str, False)
+            seen[number, index] += 1
+            at = index + 1
+    for number, first, count, found in reports(producer, most):
+        assert [report[:2] for report in found] == [(found[0][0], 0)] * count, "none of them was written"
+        seen.update((number, first + at) for at in range(count))
+    assert seen == Counter({(number, at): 1 for number, records in enumerate(requests) for at in range(len(records))})
+    producer.close()
+
+
+def test_nothing_is_kept_of_what_was_reported(producer: Any) -> None:
+    """Nor of what was refused, or was in flight when the producer was closed."""
+    record = SimpleNamespace(topic="t", key=b"k", value=b"v", headers=[("a", b"1")], partition=None, timestamp_ms=0)
+    bad = SimpleNamespace(topic="t", key=b"k", value=1, headers=None, partition=None, timestamp_ms=0)
+    request = object()
+    gc.collect()
+    before = [sys.getrefcount(each) for each in (record, bad, request, record.value, record.headers)]
+    for _ in range(100):
+        producer.produce(request, [record] * 10, 0, False)
+        producer.produce(request, [bad], 0, False)
+    assert len(reports(producer)) == 100
+    producer.produce(request, [record], 0, False)
+    producer.close()
+    assert [sys.getrefcount(each) for each in (record, bad, request, record.value, record.headers)] == before
+
+
+def test_a_closed_producer_says_so(producer: Any) -> None:
+    producer.close()
+    producer.close()
+    for call in (lambda: producer.produce(1, [], 0, False), lambda: producer.drain(1), producer.purge):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    assert len(producer) == 0
+
+
+@pytest.mark.parametrize(
+    "properties", [{"no.such.property": "1"}, {"linger.ms": "many"}, {"linger.ms": 1}, {1: "1"}, None]
+)
+def test_what_cannot_be_a_client_is_refused(properties: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        MODULE.Producer(properties)

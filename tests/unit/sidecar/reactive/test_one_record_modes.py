@@ -50,13 +50,15 @@ def headers_of(sent: Record, read: PayloadDecoder | None = None, write: Any = si
     return dict(lines)
 
 
+def joined(lines: Any) -> bytes:
+    return "".join([f"{name}\0{value}\1" for name, value in lines]).encode()
+
+
 def sent_by(
     write: Any, sent: Record, read: PayloadDecoder | None = None, delivery: Delivery = DELIVERY
 ) -> tuple[bytes, list[tuple[str, str]]]:
     """Return body and headers of the request that a mode makes."""
-    read = read or stored()
-    lines = DeliveryLines(lambda headers: "".join([f"{name}\0{value}\1" for name, value in headers]).encode())
-    body, text = write(read, lines, delivery, RecordBatch.of([sent]))
+    body, text = write(read or stored(), DeliveryLines(joined), delivery, RecordBatch.of([sent]))
     found = [tuple(line.split("\0")) for line in text.decode().split("\1")[:-1]]
     return body, [(name, value) for name, value in found]
 
@@ -88,14 +90,14 @@ def test_what_records_share_is_in_a_template(
     headers: list[Header], key: str | None, group: str, attempt: int, replay: str
 ) -> None:
     """Lines from a template that earlier records have filled are those of a new one, whatever the values are."""
-    lines = DeliveryLines(lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]).encode())
+    lines = DeliveryLines(joined)
     marked = f'{group}"offset"%d'
     for number in range(3):
         sent = RecordBatch.of([Record("orders", 3, number, number, None, b"{}", lambda: headers)])
         delivery = Delivery(marked, TopicPartition("orders", 3), number % 2, [], attempt, replay)
-        fresh = DeliveryLines(lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]).encode())
-        assert lines.of_record(delivery, sent, key) == fresh.of_record(delivery, sent, key)
-        assert b"X-Headrace-Offset: %d\r\n" % number in lines.of_record(delivery, sent, key)
+        found = lines.of_record(delivery, sent, key)
+        assert found == DeliveryLines(joined).of_record(delivery, sent, key)
+        assert b"X-Headrace-Offset\0%d\1" % number in found
 
 
 class Decoded:

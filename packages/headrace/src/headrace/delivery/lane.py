@@ -40,12 +40,8 @@ class Backlog:
         self._batches: deque[RecordBatch] = deque()
         self._begun = 0
         """Records of the first batch that have begun."""
-        self._ready_records = 0
-
-    @property
-    def ready_records(self) -> int:
+        self.ready_records = 0
         """Records that may begin."""
-        return self._ready_records
 
     @property
     def most_of_key(self) -> int:
@@ -56,7 +52,7 @@ class Backlog:
         """Append records."""
         if records:
             self._batches.append(records)
-            self._ready_records += len(records)
+            self.ready_records += len(records)
 
     def take(self) -> RecordBatch:
         """Return records to deliver together; call it only if some are ready.
@@ -80,7 +76,7 @@ class Backlog:
                 break
             parts.append(part)
             records, size_bytes = records - count, size_bytes - part.size_bytes
-            self._ready_records -= count
+            self.ready_records -= count
             self.begun_records += count
             if count < waiting:
                 self._begun += count
@@ -91,7 +87,7 @@ class Backlog:
 
     def _take_one(self) -> RecordBatch:
         first, begun = self._batches[0], self._begun
-        self._ready_records -= 1
+        self.ready_records -= 1
         self.begun_records += 1
         self._begun = begun + 1
         if self._begun == len(first):
@@ -117,7 +113,7 @@ class Backlog:
     def clear(self) -> None:
         """Forget everything."""
         self._batches.clear()
-        self._begun = self._ready_records = 0
+        self._begun = self.ready_records = 0
 
 
 class KeyBacklog(Backlog):
@@ -128,10 +124,6 @@ class KeyBacklog(Backlog):
         self._partition = partition
         self._ready: deque[Row] = deque()
         self._blocked: dict[bytes | None, deque[Row] | None] = {}  # keys in flight, and the records that each blocks
-
-    @property
-    def ready_records(self) -> int:
-        return len(self._ready)
 
     @property
     def most_of_key(self) -> int:
@@ -150,14 +142,12 @@ class KeyBacklog(Backlog):
                 blocked[key] = deque((row,))
             else:
                 waiting.append(row)
+        self.ready_records = len(self._ready)
 
     def take(self) -> RecordBatch:
         ready, most_records = self._ready, self._context.most_records
-        row = ready.popleft()
-        if not ready or most_records == 1:
-            self.begun_records += 1
-            return RecordRow(self._partition, row)
-        rows, size, most_bytes = [row], row[_SIZE], self._context.batch.max_bytes
+        rows = [ready.popleft()]
+        size, most_bytes = rows[0][_SIZE], self._context.batch.max_bytes
         while ready and len(rows) < most_records:
             size += ready[0][_SIZE]
             if size > most_bytes:
@@ -166,6 +156,7 @@ class KeyBacklog(Backlog):
         # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
         rows.sort()
         self.begun_records += len(rows)
+        self.ready_records -= len(rows)
         return RecordBatch.from_rows(self._partition, rows)
 
     def has_waiting(self, keys: Sequence[bytes | None]) -> bool:
@@ -178,15 +169,17 @@ class KeyBacklog(Backlog):
 
     def release(self, keys: Sequence[bytes | None]) -> bool:
         self.begun_records -= len(keys)
-        blocked, ready = self._blocked, len(self._ready)
+        blocked, ready = self._blocked, self.ready_records
         for key in keys:
             if waiting := blocked.get(key):
                 self._ready.append(waiting.popleft())
             else:
                 blocked.pop(key, None)  # a drained lane has forgotten its keys
-        return len(self._ready) > ready
+        self.ready_records = len(self._ready)
+        return self.ready_records > ready
 
     def clear(self) -> None:
+        super().clear()
         self._blocked.clear()
         self._ready.clear()
 

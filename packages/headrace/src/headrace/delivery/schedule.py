@@ -318,7 +318,8 @@ class Deliverer:
             if lane.is_fenced:
                 self._context.counts.late_results += len(records)
             else:
-                self._count_completed(lane, records, Outcome.DELIVERED)
+                self._context.counts.completed[Outcome.DELIVERED] += len(records)
+                self._on_completed(lane, records, Outcome.DELIVERED, ())
                 self._queue(lane)
 
     # One attempt -----------------------------------------------------------------------------------------------------
@@ -498,9 +499,6 @@ class Deliverer:
 
     def _complete(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
         lane.release(records.keys)
-        self._count_completed(lane, records, how, replies)
-
-    def _count_completed(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
         how_counted = Outcome.DELIVERED if how is Outcome.AWAITING_ACK else how
         self._context.counts.completed[how_counted] += len(records.offsets)
         self._on_completed(lane, records, how, replies)

@@ -80,9 +80,10 @@ def test_formats_of_keys_and_values(
     )
     assert made.table("raw")["corrupt"] == 2
     assert made.table("raw")["last_corrupt"].startswith("partition 0, offset 2: not UTF-8 text")
-    assert made.send("GET", "/tables/avro/rows/k1").body["n"] == 1
     assert made.send("GET", "/tables/avro/rows/k9").status == 404
     assert made.send("GET", "/tables/select/rows/k1").status == 400
+    for key, rows in (("k1", [[1]]), ("k9", []), ("k1", [[1]])):  # it is found as by GET after the first time
+        assert made.ask("SELECT n FROM avro WHERE key = ?", params=[key]).rows == rows
     made.wait_for('SELECT n FROM arrived JOIN raw_file USING (n) JOIN "key" USING (n) JOIN raw USING (n)', [[1]])
     assert made.send("GET", "/tables/key/rows/%7B%22id%22:1%7D").body["n"] == 1
 

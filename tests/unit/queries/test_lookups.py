@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -15,32 +15,76 @@ from headrace_devkit.testing import ManualClock
 from headrace_queries.callers import Caller, CallerEnds
 from headrace_queries.engine.pull import Pulls
 from headrace_queries.engine.statements import Statements
-from headrace_queries.engine_protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, encode_message
+from headrace_queries.engine_protocol import MOST_FRAME_BYTES, Ask, Lookup, RequestFailed, Row, Rows, encode_message
 
 LIMIT_SECONDS = 20.0
 
 
-@pytest.mark.parametrize("key_type", ["VARCHAR", "BLOB"])
-def test_each_request_has_its_row(key_type: str) -> None:
-    """Of 40 keys every other one has a row, and one table is not available."""
+ALIKE = (
+    "SELECT * FROM stock WHERE key = ?",
+    "select N as m, KEY, n from Stock where KEY = $1;",
+    "SELECT nothing FROM stock WHERE key = ?",
+    "SELECT * FROM late WHERE key = ?",
+    "SELECT * FROM secret WHERE key = ?",
+)
+OTHER = (
+    "SELECT * FROM stock WHERE n = ?",
+    "SELECT count(*) FROM stock WHERE key > ?",
+    "SELECT * EXCLUDE (n) FROM stock WHERE key = ?",
+    "SELECT DISTINCT n FROM stock WHERE key = ?",
+    "SELECT n FROM stock WHERE key = ? LIMIT 0",
+    "SELECT n FROM stock AS t(key) WHERE key = ?",
+)
+
+
+@pytest.mark.parametrize("key_type", ["VARCHAR", "BLOB", "JSON"])
+async def test_requests_for_keys_are_joined(key_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets what its statement gives by itself: rows, names of columns, or the same error."""
     connection = duckdb.connect()
-    connection.execute(
-        f"CREATE TABLE rows AS SELECT i::VARCHAR::{key_type} AS key, i::INTEGER AS n FROM range(0, 40, 2) t(i)"
-    )
-    connection.execute("CREATE INDEX keys ON rows(key)")
-    connection.execute("CREATE VIEW stock AS SELECT key, n FROM rows")
-    responses = asyncio.run(_look_up_all(connection))
-    failed = [number for number, response in responses.items() if isinstance(response, RequestFailed)]
-    rows = {number: json.loads(found.row)["n"] for number, found in responses.items() if _has_row(found)}
-    assert failed == [40]
-    assert rows == {number: number for number in range(0, 40, 2)}
-    assert set(responses) == set(range(41))
+    connection.execute(f"CREATE TABLE stock AS SELECT i::VARCHAR::{key_type} AS key, i AS n FROM range(0, 9, 2) t(i)")
+    keys = {"stock": "key", "late": "", "secret": "key"}
+    responses: list[asyncio.Future[Any]] = []
+    alone = Pulls(connection, Statements(connection.cursor()), keys, lambda m: responses[m.number].set_result(m))
+    joined = Pulls(connection, Statements(connection.cursor()), keys, alone._send, ["stock", "late", "secret"])
+    sizes: list[int] = []
+    look_up = Pulls._look_up
+
+    def counted(pulls: Pulls, requests: Sequence[Any]) -> Any:
+        sizes.append(len(requests))
+        return look_up(pulls, requests)
+
+    monkeypatch.setattr(Pulls, "_look_up", counted)
+    params: list[Any] = [*map(str, range(9)), "x", 2]
+    requests = [(value, form) for form in ("objects", "arrays", "arrow") for value in params]
+
+    async def ask(pulls: Pulls, sql: str) -> list[Any]:
+        responses[:] = [asyncio.get_running_loop().create_future() for _ in requests]
+        for number, (value, form) in enumerate(requests):
+            pulls.ask(Ask(number, sql, [value], ["stock", "late"], form, 100, LIMIT_SECONDS))
+        async with asyncio.timeout(LIMIT_SECONDS):
+            return await asyncio.gather(*responses)
+
+    for sql in ALIKE + OTHER:
+        expected = await ask(alone, sql)
+        assert await ask(joined, sql) == expected, sql
+        sizes.clear()
+        assert await ask(joined, sql) == expected, sql
+        assert (max(sizes, default=0) > 1) is (sql in ALIKE[:3]), sql
+    whole = await ask(joined, ALIKE[0])
+    responses[:] = [asyncio.get_running_loop().create_future() for _ in range(11)]
+    for number, key in enumerate(params[:10]):
+        joined.look_up(Lookup(number, "stock", key))
+    joined.look_up(Lookup(10, "late", "1"))
+    *found, failed = await asyncio.gather(*responses)
+    rows = [next(iter(rows.rows), None) if isinstance(rows, Rows) else "failed" for rows in whole[:10]]
+    assert [getattr(response, "row", "failed") for response in found] == rows
+    assert "GET /tables says why" in failed.reason
 
 
-def test_a_look_up_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_up_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system refuses a thread once; the look-ups behind it have their rows."""
     connection = duckdb.connect()
-    connection.execute("CREATE TABLE stock AS SELECT i::VARCHAR AS key, i::INTEGER AS n FROM range(40) t(i)")
+    connection.execute("CREATE TABLE stock AS SELECT i::VARCHAR AS key FROM range(40) t(i)")
     refusals = iter([RuntimeError("can't start new thread")])
     run = ThreadPool.run
 
@@ -50,10 +94,15 @@ def test_a_look_up_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch)
         return await run(pool, *arguments)
 
     monkeypatch.setattr(ThreadPool, "run", run_or_refuse)
-    responses = asyncio.run(_look_up_all(connection))
-    failed = {number for number, response in responses.items() if isinstance(response, RequestFailed)}
-    assert 0 in failed
-    assert 39 not in failed
+    found = [asyncio.get_running_loop().create_future() for _ in range(40)]
+    pulls = Pulls(connection, Statements(connection), {"stock": "key"}, lambda m: found[m.number].set_result(m))
+    for number in range(40):
+        pulls.look_up(Lookup(number, "stock", str(number)))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        responses = await asyncio.gather(*found)
+    assert isinstance(responses[0], RequestFailed)
+    assert responses[39].row == b'{"key":"39"}'
 
 
 def test_a_caller_waits_longer_after_each_end() -> None:
@@ -76,29 +125,3 @@ def test_a_message_has_a_bound() -> None:
     """The engine does not send a longer one."""
     with pytest.raises(StatementRejected):
         encode_message(Row(1, b"x" * MOST_FRAME_BYTES))
-
-
-def _has_row(response: ToParent) -> bool:
-    return isinstance(response, Row) and response.row is not None
-
-
-async def _look_up_all(connection: duckdb.DuckDBPyConnection) -> dict[int, ToParent]:
-    """Send requests in groups, each while the one before runs."""
-    responses: dict[int, ToParent] = {}
-    complete = asyncio.Event()
-
-    def take(message: ToParent) -> None:
-        assert isinstance(message, Row | RequestFailed)
-        responses[message.number] = message
-        if len(responses) == 41:
-            complete.set()
-
-    pulls = Pulls(connection, Statements(connection.cursor()), {"stock": "key", "late": ""}, take)
-    for number in range(40):
-        pulls.look_up(Lookup(number, "stock", str(number)))
-        if number % 7 == 0:
-            await asyncio.sleep(0)
-    pulls.look_up(Lookup(40, "late", "1"))
-    async with asyncio.timeout(LIMIT_SECONDS):
-        await complete.wait()
-    return responses

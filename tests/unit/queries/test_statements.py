@@ -14,7 +14,7 @@ import duckdb
 import pytest
 import yaml
 
-from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable
+from headrace.errors import Forbidden, HeadraceError
 from headrace_queries.engine.pull import Pulls
 from headrace_queries.engine.statements import Statements
 from headrace_queries.engine_protocol import Ask, Rows
@@ -40,12 +40,6 @@ def test_hostile_statements_are_rejected(connection: duckdb.DuckDBPyConnection, 
     with pytest.raises(HeadraceError) as rejected:
         Statements(connection).check(text, KEYS, ["moves"])
     assert says in rejected.value.description
-
-
-def test_a_table_that_starts_has_no_rows_yet(connection: duckdb.DuckDBPyConnection) -> None:
-    """A statement over it is told where to look."""
-    with pytest.raises(QueriesUnavailable, match="GET /tables says why"):
-        Statements(connection).check("FROM starting", KEYS, ["starting"])
 
 
 def test_threads_do_not_judge_the_statements_of_others(connection: duckdb.DuckDBPyConnection) -> None:

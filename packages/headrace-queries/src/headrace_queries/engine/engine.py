@@ -77,7 +77,8 @@ class Engine(Service):
         }
         self._keys = _KeyColumns(self._feeds)
         checks = Statements(connection.cursor())
-        self._pulls = Pulls(connection, checks, self._keys, self._send)
+        latest = [name for name, table in config.tables.items() if table.kind == "latest"]
+        self._pulls = Pulls(connection, checks, self._keys, self._send, latest)
         memory = config.sql.memory_bytes
         beginnings = Evaluations("push queries that begin", memory)
         evaluations = {name: Evaluations(f"changes of {name}", memory) for name in self._feeds}

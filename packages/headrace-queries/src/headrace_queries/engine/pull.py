@@ -8,7 +8,7 @@ import io
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import msgspec
@@ -86,6 +86,18 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
+class _KeyRequest(NamedTuple):
+    """A request for the row of a key, which is found together with others."""
+
+    number: int
+    table: str
+    key: str
+    selected: str
+    """The list of a SELECT."""
+    form: Form
+    respond: Callable[[Rows | RequestFailed], None]
+
+
 class Pulls(Service):
     """Runs requests on its threads; each thread has a cursor."""
 
@@ -95,11 +107,21 @@ class Pulls(Service):
         statements: Statements,
         keys: Mapping[str, str],
         send: Callable[[ToParent], None],
+        latest: Collection[str] = (),
     ) -> None:
-        """Take all tables, each with its key column if it is available, and the function that sends responses."""
+        """Prepare.
+
+        Args:
+            connection: Of the database.
+            statements: Checks those of callers.
+            keys: All tables, each with its key column if it is available.
+            send: Sends responses.
+            latest: Tables with one row per key.
+        """
         super().__init__("statements")
         self._statements = statements
         self._keys = keys
+        self._latest = {name.lower(): name for name in latest}
         self._send = send
         self._threads = ThreadPool("statement", _AT_A_TIME)
         self._turns = asyncio.Semaphore(_AT_A_TIME)
@@ -107,7 +129,7 @@ class Pulls(Service):
         self._running: dict[int, _RunningStatement] = {}
         self._lookup_thread = ThreadPool("lookup", 1)
         self._lookup_cursor = connection.cursor()
-        self._lookups: list[Lookup] = []
+        self._lookups: list[_KeyRequest] = []
 
     async def start(self) -> None:
         """Start nothing: a request starts a task."""
@@ -116,7 +138,6 @@ class Pulls(Service):
         """Begin a statement; its response is sent soon after its time limit at the latest."""
         running = self._running[request.number] = _RunningStatement(request.timeout_seconds)
         self.spawn(self._ask(request, running), f"request {request.number}")
-        asyncio.get_running_loop().call_later(request.timeout_seconds, self._interrupt, request.number, running)
 
     def slow(self) -> list[int]:
         """Return the statements that have been at work for a moment."""
@@ -138,13 +159,14 @@ class Pulls(Service):
 
     async def _ask(self, request: Ask, running: _RunningStatement) -> None:
         response: ToParent
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(request.timeout_seconds, self._interrupt, request.number, running)
         try:
             async with running.turn:
-                await self._turns.acquire()
-            try:
-                response = await self._threads.run(self._run, request, running)
-            finally:
-                self._turns.release()
+                found = await self._found_by_key(request)
+                if not found:
+                    await self._turns.acquire()
+            response = found or await self._in_turn(request, running)
         except Exception as cause:  # noqa: BLE001 boundary: whatever a statement raises is its caller's response
             if running.turn.expired():
                 text = f"other statements were at work for {request.timeout_seconds:g} s: send this again after a pause"
@@ -157,8 +179,41 @@ class Pulls(Service):
             else:
                 response = failure(request.number, cause)
         finally:
+            timer.cancel()
             del self._running[request.number]
         self._send(response)
+
+    async def _in_turn(self, request: Ask, running: _RunningStatement) -> Rows:
+        try:
+            return await self._threads.run(self._run, request, running)
+        finally:
+            self._turns.release()
+
+    async def _found_by_key(self, request: Ask) -> Rows | None:
+        """Return the row of a statement that asks for a key; None if the statement is run by itself.
+
+        It is, too, when it is new or fails here: then its caller gets the error of its own text.
+        """
+        statement = self._statements.accepted(request.sql)
+        if statement is None or statement.key_query is None or request.form == "arrow":
+            return None
+        selected, name, column = statement.key_query
+        table = self._latest.get(name.lower(), "")
+        params = request.params if isinstance(request.params, list) else []
+        if not table or [type(value) for value in params] != [str] or self._keys[table].lower() != column.lower():
+            return None
+        self._statements.check(request.sql, self._keys, request.readable)
+        found: asyncio.Future[Rows | RequestFailed] = asyncio.get_running_loop().create_future()
+
+        def respond(response: Rows | RequestFailed) -> None:
+            if not found.done():  # its caller has left, or its time is over
+                found.set_result(response)
+
+        self._join(_KeyRequest(request.number, table, params[0], selected, request.form, respond))
+        response = await found
+        if isinstance(response, RequestFailed) or sum(map(len, response.rows)) > MOST_BYTES:
+            return None
+        return response
 
     def _run(self, request: Ask, running: _RunningStatement) -> Rows:
         """Run a statement, on a thread."""
@@ -180,7 +235,18 @@ class Pulls(Service):
             self._idle.append(cursor)
 
     def look_up(self, request: Lookup) -> None:
-        """Find the row of a key; the look-ups that arrive meanwhile are the next ones."""
+        """Find the row of a key."""
+
+        def respond(response: Rows | RequestFailed) -> None:
+            if isinstance(response, Rows):
+                self._send(Row(request.number, next(iter(response.rows), None)))
+            else:
+                self._send(response)
+
+        self._join(_KeyRequest(request.number, request.table, request.key, "*", "objects", respond))
+
+    def _join(self, request: _KeyRequest) -> None:
+        """Find a row; the requests that arrive meanwhile are the next ones."""
         self._lookups.append(request)
         if len(self._lookups) == 1:
             self.spawn(self._look_up_all(), "look-ups")
@@ -189,48 +255,51 @@ class Pulls(Service):
         await asyncio.sleep(0)  # for those that have arrived with it
         while self._lookups:
             requests = self._lookups[:_CHUNK]
+            responses: Sequence[Rows | RequestFailed]
             try:
                 responses = await self._lookup_thread.run(self._look_up, requests)
             except Exception as cause:  # noqa: BLE001 boundary: it gets no thread, and later ones may get one
                 text = f"the look-up did not begin: {cause!r}; send it again"
                 responses = [RequestFailed(request.number, "unavailable", text) for request in requests]
-            for response in responses:
-                self._send(response)
+            by_number = {response.number: response for response in responses}
+            for request in requests:
+                request.respond(by_number[request.number])
             del self._lookups[: len(requests)]  # others have arrived behind them
 
-    def _look_up(self, requests: Sequence[Lookup]) -> list[ToParent]:
-        by_table: dict[str, list[Lookup]] = defaultdict(list)
+    def _look_up(self, requests: Sequence[_KeyRequest]) -> list[Rows | RequestFailed]:
+        alike: dict[tuple[str, str, Form], list[_KeyRequest]] = defaultdict(list)
         for request in requests:
-            by_table[request.table].append(request)
-        return [response for of_table in by_table.values() for response in self._look_up_in(of_table)]
+            alike[request.table, request.selected, request.form].append(request)
+        return [response for joined in alike.values() for response in self._look_up_together(joined)]
 
-    def _look_up_in(self, requests: Sequence[Lookup]) -> list[ToParent]:
-        """Find rows of one table."""
+    def _look_up_together(self, requests: Sequence[_KeyRequest]) -> list[Rows | RequestFailed]:
+        """Find rows that differ in their keys only."""
         try:
-            rows = self._rows(requests)
+            return self._rows_of(requests)
         except Exception as cause:  # noqa: BLE001 boundary: one request must not stop the others
             if len(requests) > 1:
-                return [response for request in requests for response in self._look_up_in([request])]
+                return [response for request in requests for response in self._look_up_together([request])]
             return [failure(requests[0].number, cause)]
-        return [Row(request.number, rows.get(request.key)) for request in requests]
 
-    def _rows(self, requests: Sequence[Lookup]) -> dict[str, bytes]:
-        """Return the rows by the keys of the requests; a statement for each key would take several times as long."""
-        table = requests[0].table
-        key = self._keys[table]
-        if not key:
+    def _rows_of(self, requests: Sequence[_KeyRequest]) -> list[Rows | RequestFailed]:
+        """Return the row of each request; a statement for each key would take several times as long."""
+        _, table, _, selected, form, _ = requests[0]
+        if not self._keys[table]:
             raise QueriesUnavailable(f"table {table} is not available now: GET /tables says why")
+        key = quoted(self._keys[table])
         marks = ", ".join("?" * len(requests))
-        statement = f"SELECT * FROM {quoted(table)} WHERE {quoted(key)} IN ({marks})"
+        statement = f"SELECT {key}, {selected} FROM {quoted(table)} WHERE {key} IN ({marks})"
         cursor = self._lookup_cursor.execute(statement, [request.key for request in requests])
         rows = cursor.fetchall()
-        texts = RowWriter(cursor, "objects").texts(rows)
+        writer = RowWriter(cursor, form, leave_out=1)
+        texts = writer.texts([row[1:] for row in rows])
         if len(requests) == 1:
-            return {requests[0].key: texts[0]} if texts else {}
-        # The key is the first column; one of another type than text is not found by the text of a request.
+            return [Rows(requests[0].number, writer.columns, texts, more=False)]
+        # A key of another type than text is not found by the text of a request.
         if not all(isinstance(row[0], str) for row in rows):
-            return {request.key: text for request in requests for text in self._rows([request]).values()}
-        return {row[0]: text for row, text in zip(rows, texts, strict=True)}
+            return [response for request in requests for response in self._rows_of([request])]
+        by_key = {row[0]: [text] for row, text in zip(rows, texts, strict=True)}
+        return [Rows(request.number, writer.columns, by_key.get(request.key, []), more=False) for request in requests]
 
 
 class _RunningStatement:

@@ -16,6 +16,7 @@ from cachetools import LRUCache
 
 from headrace.config.spelling import hint, nearest
 from headrace.errors import Forbidden, QueriesUnavailable, StatementRejected
+from headrace_queries.columns import quoted
 from headrace_queries.statement_text import MOST_CHARACTERS, position
 
 _FUNCTIONS: Final = frozenset(
@@ -100,6 +101,15 @@ _MOST_FUNCTIONS: Final = 200
 """Characters of a list of functions of the same name; a longer one is left out."""
 
 
+class KeyQuery(NamedTuple):
+    """`SELECT columns FROM table WHERE column = ?`, without anything else."""
+
+    selected: str
+    """The list of its SELECT."""
+    table: str
+    column: str
+
+
 class Statement(NamedTuple):
     """A statement that may be run."""
 
@@ -107,6 +117,8 @@ class Statement(NamedTuple):
     """The tables that it reads, in lower case."""
     own: frozenset[str]
     """The names that its WITH gives, in lower case."""
+    key_query: KeyQuery | None
+    """None if it has another form."""
 
 
 class Statements:
@@ -120,6 +132,11 @@ class Statements:
         self._catalogue = frozenset(name for (name,) in found)
         """Views that a statement could read by their names alone."""
 
+    def accepted(self, text: str) -> Statement | None:
+        """Return a statement that was accepted lately; it is not parsed again."""
+        with self._lock:
+            return self._accepted.get(text)
+
     def check(self, text: str, tables: Mapping[str, str], readable: Collection[str]) -> Statement:
         """Return a statement that may be run.
 
@@ -132,8 +149,7 @@ class Statements:
             Forbidden: The caller may not read one of the tables.
             QueriesUnavailable: A table is not available now.
         """
-        with self._lock:
-            statement = self._accepted.get(text)
+        statement = self.accepted(text)
         if statement is None:
             statement = self._judged(text)
             if len(text) <= _MOST_CACHED:
@@ -181,7 +197,8 @@ class Statements:
         own: set[str] = set()
         read: list[str] = []
         outside: set[str] = set()
-        for node, visible in _nodes(self.tree(text), frozenset(), 0):
+        tree = self.tree(text)
+        for node, visible in _nodes(tree, frozenset(), 0):
             first = len(read)
             _judge(node, own, read)
             outside.update(name for name in read[first:] if name not in visible)
@@ -189,7 +206,19 @@ class Statements:
             raise StatementRejected(f"the statement reads {len(read)} tables; at most {_MOST_TABLES} are accepted")
         if hidden := own & self._catalogue:
             raise StatementRejected(f"{min(hidden)} is a name of DuckDB's own catalogue: use another name in WITH")
-        return Statement(frozenset(outside), frozenset(own))
+        return Statement(frozenset(outside), frozenset(own), self._key_query(tree))
+
+    def _key_query(self, tree: dict[str, Any]) -> KeyQuery | None:
+        """Return what a tree asks for if it is that of a `KeyQuery`: DuckDB makes the same tree of one."""
+        node = tree["node"]
+        try:
+            [column] = node["where_clause"]["left"]["column_names"]
+            table = node["from_table"]["table_name"]
+            selected = ", ".join(map(_selected, node["select_list"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+        same = self.tree(f"SELECT {selected} FROM {quoted(table)} WHERE {quoted(column)} = ?")
+        return KeyQuery(selected, table, column) if _without_positions(same) == _without_positions(tree) else None
 
 
 def _judge(node: dict[str, Any], own: set[str], read: list[str]) -> None:
@@ -244,6 +273,21 @@ def _nodes(tree: Any, visible: frozenset[str], depth: int) -> Iterator[tuple[dic
     elif isinstance(tree, list):
         for value in tree:
             yield from _nodes(value, visible, depth + 1)
+
+
+def _selected(part: dict[str, Any]) -> str:
+    """Return a column of a SELECT, or all of them; whatever else a part is, it gets another tree."""
+    if part["type"] == "STAR":
+        return "*"
+    [column] = part["column_names"]
+    return quoted(column) + (f" AS {quoted(part['alias'])}" if part["alias"] else "")
+
+
+def _without_positions(tree: Any) -> Any:
+    """Return a tree without the positions of its parts in the text."""
+    if isinstance(tree, dict):
+        return {name: _without_positions(part) for name, part in tree.items() if not name.startswith("query_location")}
+    return [_without_positions(part) for part in tree] if isinstance(tree, list) else tree
 
 
 def _brackets(text: str) -> int:

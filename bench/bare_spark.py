@@ -3,6 +3,8 @@
 usage: python -m bench.bare_spark sql|handler BOOTSTRAP SOURCE TARGET RECORDS
 It reads all present records, so many in a micro-batch, and ends. It prints JSON: seconds and records of all
 micro-batches.
+An AssertionError in `getOrCreateInitialPartitionOffsets` means that its JVM was ended from outside, as by a time limit:
+the connector asserts that the context, which is stopped then, is in use.
 """
 
 from __future__ import annotations

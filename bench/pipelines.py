@@ -234,8 +234,8 @@ keeps its state in one part (`driver.shuffle_partitions: 1`)."""
         for mode, target in DELAYS.items():
             delays = self.delays[mode]
             p50, p99, p999 = (delays[int(len(delays) * part)] for part in (0.5, 0.99, 0.999))
-            found = f"p50 **{p50} ms**, p99 **{p99} ms**, p99.9 {p999} ms, max {delays[-1]} ms"
-            facts.append(f"append to sink at {TICKS[mode][0]:,} per s, {len(delays):,} x {mode} | {found} | {target}")
+            shown = f"p50 **{p50} ms**, p99 **{p99} ms**, p99.9 {p999} ms, max {delays[-1]} ms"
+            facts.append(f"append to sink at {TICKS[mode][0]:,} per s, {len(delays):,} x {mode} | {shown} | {target}")
         facts.append("real-time: pause at a checkpoint, elsewhere | **{} ms**, {} ms | ".format(*self.pauses))
         for wait, seconds in self.waits.items():
             facts.append(f"{wait} | **{statistics.median(seconds):.1f} s** | <= 2 s")

@@ -103,7 +103,7 @@ def test_a_wrong_declaration_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch, points: list[Any], problem: str
 ) -> None:
     """Any package may add one; the error says which to change. One that replaced another would take its work away."""
-    monkeypatch.setattr(feature, "points_of", lambda group: points)
+    monkeypatch.setattr(feature, "entry_points", lambda group: points)
     with pytest.raises(EnvironmentProblem, match=re.escape(problem)):
         features.__wrapped__()
 
@@ -144,6 +144,6 @@ def test_what_a_missing_package_adds_names_it(
 ) -> None:
     """A hook and the schema of a file are refused with the package to install."""
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    monkeypatch.setattr(extras, "points_of", lambda group: [])
+    monkeypatch.setattr(extras, "entry_points", lambda **_: [])
     with pytest.raises(EnvironmentProblem, match=problem):
         call()

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Final, NamedTuple
 
 import uvicorn
@@ -20,7 +21,6 @@ from nicegui import app as nicegui_app
 from starlette.responses import Response
 
 from headrace.errors import ConfigError, EnvironmentProblem
-from headrace.extras import points_of
 from headrace_console import frame, pages
 from headrace_console.feeds import Feeds, History
 from headrace_console.guard import LOOPBACK, SESSION, Guard
@@ -65,7 +65,7 @@ class Console:
         """Make every page known to NiceGUI."""
         for module in pkgutil.iter_modules(pages.__path__):
             importlib.import_module(f"{pages.__name__}.{module.name}")
-        for point in points_of(GROUP):
+        for point in entry_points(group=GROUP):
             point.load()
         for page in PAGES:
             self._register(page)

@@ -1,8 +1,7 @@
 """The extras of the package and what other packages add: modules, kinds by entry points, errors that name a package."""
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
@@ -117,7 +116,7 @@ def hook(name: str, what: str) -> Any:
         EnvironmentProblem: The package is missing, or cannot be loaded; the text begins with `what` needs it.
     """
     extra = GUEST_OF[f"hook {name}"]
-    point = next((one for one in points_of(HOOKS) if one.name == name), None)
+    point = next(iter(entry_points(group=HOOKS, name=name)), None)
     if not point:
         raise _without(extra, what)
     try:
@@ -139,17 +138,6 @@ def _is_there(module: str) -> bool:
         return False
 
 
-@functools.cache
-def _every_point() -> Any:
-    return entry_points()
-
-
-def points_of(group: str) -> EntryPoints:
-    """Return the entry points of a group. The files of all installed packages are read once per process."""
-    found: EntryPoints = _every_point().select(group=group)
-    return found
-
-
 def subject_of(point: EntryPoint, what: str) -> str:
     """Return how errors call what a package registers by an entry point."""
     return f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
@@ -168,13 +156,13 @@ def loaded(point: EntryPoint, what: str) -> Any:
         raise EnvironmentProblem(text) from cause
 
 
-def kinds_of_guests(points: Iterable[EntryPoint], base: type[T], what: str) -> Iterator[type[T]]:
-    """Yield the classes that other packages register by entry points.
+def kinds_of_guests(group: str, base: type[T], what: str) -> Iterator[type[T]]:
+    """Yield the classes that other packages register by the entry points of a group.
 
     Raises:
         EnvironmentProblem: One cannot be loaded, or is not a subclass of `base`; the text calls it `what`.
     """
-    for point in sorted(points):
+    for point in sorted(entry_points(group=group)):
         kind = loaded(point, what)
         if not (isinstance(kind, type) and issubclass(kind, base) and kind is not base):
             raise EnvironmentProblem(

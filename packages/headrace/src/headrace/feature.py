@@ -10,11 +10,11 @@ import functools
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from headrace.errors import EnvironmentProblem
-from headrace.extras import loaded, points_of, subject_of
+from headrace.extras import loaded, subject_of
 
 GROUP: Final = "headrace.features"
 """The group of entry points."""
@@ -73,15 +73,14 @@ def features() -> Sequence[Feature]:
     found: dict[str, Feature] = {}
     owners: dict[str, EntryPoint] = {}
     subject = functools.partial(subject_of, what="feature")
-    for point in sorted(points_of(GROUP), key=lambda point: point.name):
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         one = loaded(point, "feature")
         if not isinstance(one, Feature) or one.name != point.name:
             text = f"{subject(point)} is not a Feature of this name: update the package, or uninstall it"
             raise EnvironmentProblem(text)
         for name in (f"feature {one.name}", *(f"command {name}" for name in one.commands)):
             if other := owners.get(name):
-                text = f"{subject(other)} and {subject(point)} both add the {name}: uninstall one"
-                raise EnvironmentProblem(text)
+                raise EnvironmentProblem(f"{subject(other)} and {subject(point)} both add the {name}: uninstall one")
             owners[name] = point
         found[one.name] = one
     return in_order(found.values())

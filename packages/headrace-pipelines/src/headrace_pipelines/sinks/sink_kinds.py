@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Final
 
 from headrace.config.section import any_of
-from headrace.extras import by_key, kinds_of_guests, points_of
+from headrace.extras import by_key, kinds_of_guests
 from headrace_pipelines.sinks.console_sink import ConsoleSink
 from headrace_pipelines.sinks.file_sink import FileSink
 from headrace_pipelines.sinks.memory_sink import MemorySink
@@ -21,17 +19,17 @@ _OWN: Final = (KafkaSink, FileSink, PostgresSink, ConsoleSink, MemorySink)
 """One line for each sink of this package. The first is what a section without any of their keys is read as."""
 
 
-def registered(points: Iterable[EntryPoint]) -> dict[str, type[Sink]]:
+def registered() -> dict[str, type[Sink]]:
     """Return each kind by the key that only it has: those of this package, then those of entry points.
 
     Raises:
         EnvironmentProblem: An entry point cannot be loaded, or is not a new kind of sink.
     """
-    kinds: tuple[type[Sink], ...] = (*_OWN, *kinds_of_guests(points, Sink, "sink"))
+    kinds: tuple[type[Sink], ...] = (*_OWN, *kinds_of_guests(GROUP, Sink, "sink"))
     return by_key(((kind.kind, kind) for kind in kinds), "sink")
 
 
-SINKS: Final = registered(points_of(GROUP))
+SINKS: Final = registered()
 """Each kind by the key that only it has; looked for once per process."""
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,8 +21,6 @@ from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, Pipelin
 from headrace.extras import extra_of, guest_missing, not_installed, other_version
 from headrace.feature import CliCommand, features, imported
 
-_COLLECT_AFTER: Final = (200_000, 50, 100)
-"""What imports and a start make stays, and what is read in a run has no cycles: collections would find nothing."""
 _OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _WELCOME = """\
@@ -107,7 +105,7 @@ def _chosen(words: Sequence[str]) -> Sequence[str]:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
-    gc.set_threshold(*_COLLECT_AFTER)
+    gc.set_threshold(200_000, 50, 100)  # what imports and a start make stays: collections would find nothing
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words  # behind it are the words of another program
     chosen = _chosen(own)

@@ -1,30 +1,22 @@
 """Configurations of other products, read in place of `headrace.yaml`: which there are, and which one a path has."""
 
-from collections.abc import Iterable, Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Final
 
 from headrace.config.dialect import Dialect
-from headrace.extras import kinds_of_guests, points_of
+from headrace.extras import kinds_of_guests
 
 GROUP: Final = "headrace.config.dialects"
 """The group of entry points by which another package registers a dialect: `NAME = "package.module:Class"`."""
 
 
-def registered(points: Iterable[EntryPoint]) -> Sequence[Dialect]:
-    """Return the dialects of entry points.
+def dialect_of(path: Path | None) -> Dialect | None:
+    """Return the first dialect that recognises a path; None for a file, which is a `headrace.yaml`.
 
     Raises:
         EnvironmentProblem: An entry point cannot be loaded, or is not a dialect.
     """
-    return [kind() for kind in kinds_of_guests(points, Dialect, "dialect")]
-
-
-DIALECTS: Final = registered(points_of(GROUP))
-"""The first that recognises a path reads it; looked for once per process."""
-
-
-def dialect_of(path: Path | None) -> Dialect | None:
-    """Return the dialect of what a path names; None for a `headrace.yaml`, or without a path."""
-    return next((each for each in DIALECTS if path and each.recognises(path)), None)
+    if path is None or path.is_file():
+        return None
+    kinds = kinds_of_guests(GROUP, Dialect, "dialect")
+    return next((one for one in (kind() for kind in kinds) if one.recognises(path)), None)

@@ -7,17 +7,19 @@ from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
-from headrace.sidecar.registered.registered_consumers import RegisteredConsumers
 
 
 class RegistrationParts(Parts):
     """The registered consumers and their endpoints."""
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
-        self._registered: RegisteredConsumers | None = None
+        self._services: Sequence[Service] = ()
         if context.config.registrations.backends:
-            self._registered = RegisteredConsumers(context, needed.of(ConsumersParts), needed.of(CommandParts))
-            self.endpoints = [self._registered.endpoints]
+            from headrace.sidecar.registered.registered_consumers import RegisteredConsumers
+
+            registered = RegisteredConsumers(context, needed.of(ConsumersParts), needed.of(CommandParts))
+            self._services = registered.services
+            self.endpoints = [registered.endpoints]
 
     def services(self) -> Sequence[Service]:
-        return self._registered.services if self._registered else ()
+        return self._services

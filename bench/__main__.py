@@ -22,6 +22,7 @@ from bench.function import FunctionTable
 from bench.liveness import LivenessTable
 from bench.page import RESULTS, Page
 from bench.pipelines import PipelineTable
+from bench.processes import ProcessesTable
 from bench.produce import ProduceTable
 from bench.push_queries import PushQueryTable
 from bench.replay import ReplayTable
@@ -33,6 +34,7 @@ from headrace_devkit.devcluster import Cluster
 TABLES: dict[str, Callable[[Bench], Table]] = {
     "core": CoreTable,
     "produce": ProduceTable,
+    "processes": ProcessesTable,
     "liveness": LivenessTable,
     "function": FunctionTable,
     "active": ActiveTable,

@@ -1,4 +1,4 @@
-"""What the audit costs: producing and pushing without a section, with the default and with `all`, in turns."""
+"""What the audit costs: producing and pushing without a section, with summaries and with `all`, in turns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from headrace_devkit.devcluster import HeadraceProcess
 ROUNDS = 3
 AUDITS: dict[str, dict[str, Any]] = {
     "no audit section": {},
+    "audit.to: file": {"to": "file"},
     "audit.to: topic": {"to": "topic"},
     "audit.records: all": {"to": "topic", "records": "all"},
 }
-TITLES = {"produce": "100 x 100 B per request, 16 connections", "push": "100 records per POST, status only"}
+TITLES = {
+    "one": "1 x 100 B per request, 64 connections",
+    "many": "100 x 100 B per request, 16 connections",
+    "push": "100 records per POST, status only",
+}
 
 
 class AuditTable:
     """Measures, and prints the results."""
 
     title = "Audit"
-    text = "Medians in turns: without an audit section, with the default of a target, and with an event per record."
+    text = "Medians in turns: without an audit section, with the default of each target, and with an event per record."
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -37,17 +42,18 @@ class AuditTable:
         """Run every row, in turns."""
         for _ in range(ROUNDS):
             for audit in AUDITS:
-                self.runs.setdefault(("produce", audit), []).append(self.producing(audit))
+                for shape in ("one", "many"):
+                    self.runs.setdefault((shape, audit), []).append(self.producing(shape, audit))
                 self.runs.setdefault(("push", audit), []).append(self.pushing(audit))
 
     def config(self, audit: str) -> dict[str, Any]:
         return {"audit": {**AUDITS[audit], "topic": self.bench.topic("audit")}} if AUDITS[audit] else {}
 
-    def producing(self, audit: str) -> Measured:
+    def producing(self, shape: str, audit: str) -> Measured:
         process = self.bench.headrace(self.config(audit))
         target = Target(int(process.url.rsplit(":", 1)[1]), pid(process))
-        got = produce(self.bench, target, "many", self.topic)
-        self.ended("produce", audit, process)
+        got = produce(self.bench, target, shape, self.topic)
+        self.ended(shape, audit, process)
         return got
 
     def pushing(self, audit: str) -> Measured:

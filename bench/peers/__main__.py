@@ -74,7 +74,8 @@ class PeerTable:
         kcat = next(line.split(" (")[0].split()[1] for line in tool.splitlines() if line.startswith("Version"))
         native = "with" if importlib.util.find_spec("headrace.kafka._columns") else "without"
         own = f"CPython {platform.python_version()}, confluent-kafka {version('confluent-kafka')}"
-        own += f", Headrace {native} its compiled module"
+        tree = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
+        own += f", Headrace {tree.stdout.strip()} {native} its compiled module"
         others = [f"{peer.name} {kcat if peer.name == 'kcat' else peer.version}" for peer in PEERS.values()]
         return TEXT.format(rounds=self.rounds, versions=", ".join([own, *others]))
 
@@ -123,7 +124,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     chosen = options()
     if missing := [f"{peer.name} {peer.version}" for peer in PEERS.values() if not peer.path.exists()]:
-        raise SystemExit(f"{', '.join(missing)} missing: run `python -m bench.peers.install`")
+        raise SystemExit(f"Not installed: {', '.join(missing)}. Run `python -m bench.peers.install`.")
     with (
         tempfile.TemporaryDirectory() as folder,
         Cluster(Path(folder) / "kafka") as cluster,

@@ -89,7 +89,7 @@ def test_keys_are_written_by_their_format(key_format: str, key: str | None, expe
 def test_what_records_share_is_in_a_template(
     headers: list[Header], key: str | None, group: str, attempt: int, replay: str
 ) -> None:
-    """Lines from a template that earlier records have filled are those of a new one, whatever the values are."""
+    """Lines from a template that earlier records have filled are those of a new one."""
     lines = DeliveryLines(joined)
     marked = f'{group}"offset"%d'
     for number in range(3):

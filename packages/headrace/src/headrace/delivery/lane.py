@@ -327,8 +327,7 @@ class Lane:
 
     def release(self, keys: Sequence[bytes | None]) -> None:
         """Unblock what waited for records of these keys; it has waited, so it waits for no others."""
-        if self.backlog.release(keys) and self._context.batch.linger_seconds:
-            self._lingered = True
+        self._lingered |= self.backlog.release(keys) and self._context.batch.linger_seconds > 0
 
     def complete(self, records: RecordBatch, *, awaiting_ack: bool = False) -> None:
         """Complete records, or wait for their acknowledgement."""

@@ -267,7 +267,6 @@ class Deliverer:
         Records that were delivered are completed together, a little later, which costs much less for each.
         """
         lane, context, now = running.lane, self._context, self._context.clock.monotonic()
-        in_flight = lane.in_flight
         if (
             result != _TAKEN
             or self._limit.free_for(self) < 0
@@ -277,13 +276,13 @@ class Deliverer:
             or not (following := lane.following(running.work.records))
         ):
             return False
-        if len(in_flight.delivered) == 1:
+        if len(lane.in_flight.delivered) == 1:
             if not self._delivered:
                 context.later(_SLOT_SECONDS, self._complete_in_time)
             self._delivered.append(lane)
         running.work = following
         running.attempt_id = context.breaker.goes_on()
-        running.since = in_flight.begun_at = now
+        running.since = lane.in_flight.begun_at = now
         return True
 
     def _keeps_slot(self, running: _LaneWork, now: float) -> bool:

@@ -57,9 +57,8 @@ class DeliveryLines:
         template = self._templates.get(name) or self._make(name, delivery, content_type)
         identity = safe(delivery_id(delivery, offset, own)) if own else ""
         values = (offset,) if key is None else (safe(key).encode(), offset)
-        lines = template % (
-            (identity.encode(), offset, timestamp_ms, *values[:-1]) if own else (offset, offset, timestamp_ms, *values)
-        )
+        first = identity.encode() if own else offset
+        lines = template % (first, offset, timestamp_ms, *(values[:-1] if own else values))
         # What only some have.
         others = list(more)
         if value is None:

@@ -1,4 +1,4 @@
-"""Flow control of one consumer: how much is in flight, what waits for room, and which partitions are therefore paused.
+"""Flow control of one consumer: how much is in flight, what waits for capacity, and which partitions are therefore paused.
 
 Pure bookkeeping, used on the consumer's thread. What was received waits here, and partitions take turns, so that with a
 backlog in all of them all have records in flight. One half of the budget is divided equally among the partitions; the
@@ -66,7 +66,7 @@ class FetchFlowControl:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether records wait for room."""
+        """Whether records wait for capacity."""
         return bool(self._waiting)
 
     @property
@@ -85,7 +85,7 @@ class FetchFlowControl:
 
     @property
     def poll_limit_records(self) -> int:
-        """How many records the next poll may return; 0 if almost as many wait for room as may."""
+        """How many records the next poll may return; 0 if almost as many wait for capacity as may."""
         free = MOST_WAITING_RECORDS - self._waiting_records
         free_bytes = self.fetch_ahead_kbytes * 1024 - self._waiting_bytes
         if self._waiting and (free < MOST_WAITING_RECORDS // 8 or free_bytes < self.fetch_ahead_kbytes * 128):
@@ -94,7 +94,7 @@ class FetchFlowControl:
 
     @property
     def fetch_ahead_kbytes(self) -> int:
-        """How much the client fetches ahead, and how much waits here; both are in memory beside what is in flight."""
+        """How much the client fetches ahead, and how much waits here; both are in memory in addition to what is in flight."""
         return min(_MOST_FETCH_AHEAD_KBYTES, max(1, self._limits.max_bytes // 2048))
 
     def is_paused(self, partition: TopicPartition) -> bool:
@@ -130,7 +130,7 @@ class FetchFlowControl:
                 self._dropped.pop(partition, None)
 
     def received(self, partition: TopicPartition, part: RecordBatch | int) -> None:
-        """Keep records until there is room for them, or where the partition ended after them."""
+        """Keep records until there is capacity for them, or where the partition ended after them."""
         if found := self._partitions.get(partition):
             found.waiting.append(part)
             self._waiting[partition] = found
@@ -150,13 +150,13 @@ class FetchFlowControl:
             if self.fill >= 1:
                 return
             used = self._part(each)
-            room = max(own, min(most, max(own, used) + common)) - used
-            for part in self._take_of(partition, each, min(room, 1 - self.fill), now):
+            capacity = max(own, min(most, max(own, used) + common)) - used
+            for part in self._take_of(partition, each, min(capacity, 1 - self.fill), now):
                 yield partition, each.epoch, part
             common -= max(own, self._part(each)) - max(own, used)
 
     def _take_of(
-        self, partition: TopicPartition, each: _InFlight, room: float, now: float
+        self, partition: TopicPartition, each: _InFlight, capacity: float, now: float
     ) -> Iterator[RecordBatch | int]:
         least = min(_LEAST_RECORDS / self._limits.max_records, self._own_part)
         while each.waiting:
@@ -164,15 +164,15 @@ class FetchFlowControl:
             rest: RecordBatch | None = None
             if isinstance(part, RecordBatch):
                 size = self.part_of(len(part), part.size_bytes)
-                count = int(room / size * len(part))
-                if each.records and room < size and (room < least or not count):
+                count = int(capacity / size * len(part))
+                if each.records and capacity < size and (capacity < least or not count):
                     return
                 if count < len(part):
                     part, rest = part[: max(1, count)], part[max(1, count) :]
                 self._waiting_records -= len(part)
                 self._waiting_bytes -= part.size_bytes
                 self.fetched(partition, len(part), part.size_bytes, now)
-                room -= self.part_of(len(part), part.size_bytes)
+                capacity -= self.part_of(len(part), part.size_bytes)
             each.waiting.popleft()
             del self._waiting[partition]
             if rest:

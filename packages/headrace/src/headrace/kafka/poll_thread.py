@@ -212,7 +212,7 @@ class PollThread:
         self._flow.received(partition, batch)
 
     def _pass_on(self) -> bool:
-        """Pass what has room to the listener; return whether that was anything."""
+        """Pass what there is capacity for to the listener; return whether that was anything."""
         part: RecordBatch | int | None = None
         for partition, epoch, part in self._flow.take(self._clock.monotonic()):
             if isinstance(part, int):

@@ -6,7 +6,6 @@ import gc
 import select
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,11 +34,8 @@ RECORDS = st.lists(
 )
 
 
-@pytest.fixture
-def producer() -> Iterator[Any]:
-    made = MODULE.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": "0", "log.queue": "true"})
-    yield made
-    made.close()
+def opened() -> Any:
+    return MODULE.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": "0", "log.queue": "true"})
 
 
 def reports(producer: Any, most: int = 3) -> list[tuple[Any, int, int, Any]]:
@@ -60,7 +56,7 @@ def reports(producer: Any, most: int = 3) -> list[tuple[Any, int, int, Any]]:
 @given(requests=st.lists(RECORDS, min_size=1, max_size=4), most=st.integers(1, 9))
 def test_each_record_is_refused_or_reported_once(requests: list[list[Any]], most: int) -> None:
     """Also a record of no use, and with reports that are taken in small numbers."""
-    producer = MODULE.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": "0", "log.queue": "true"})
+    producer = opened()
     seen: Counter[tuple[int, int]] = Counter()
     for number, records in enumerate(requests):
         at = 0
@@ -76,8 +72,9 @@ def test_each_record_is_refused_or_reported_once(requests: list[list[Any]], most
     producer.close()
 
 
-def test_nothing_is_kept_of_what_was_reported(producer: Any) -> None:
+def test_nothing_is_kept_of_what_was_reported() -> None:
     """Nor of what was refused, or was in flight when the producer was closed."""
+    producer = opened()
     record = SimpleNamespace(topic="t", key=b"k", value=b"v", headers=[("a", b"1")], partition=None, timestamp_ms=0)
     bad = SimpleNamespace(topic="t", key=b"k", value=1, headers=None, partition=None, timestamp_ms=0)
     request = object()
@@ -92,7 +89,8 @@ def test_nothing_is_kept_of_what_was_reported(producer: Any) -> None:
     assert [sys.getrefcount(each) for each in (record, bad, request, record.value, record.headers)] == before
 
 
-def test_a_closed_producer_says_so(producer: Any) -> None:
+def test_a_closed_producer_says_so() -> None:
+    producer = opened()
     producer.close()
     producer.close()
     for call in (lambda: producer.produce(1, [], 0, False), lambda: producer.drain(1), producer.purge):

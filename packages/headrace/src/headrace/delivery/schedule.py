@@ -217,7 +217,7 @@ class Deliverer:
 
         Where a delivery is one record, the next record of the lane follows in the same slot.
         """
-        lane, context = running.lane, self._context
+        lane, context, deliver = running.lane, self._context, self._destination.deliver
         if not running.work.records:  # abandoned before it began
             return None
         while isinstance(batch := running.work, Batch):
@@ -227,10 +227,8 @@ class Deliverer:
             epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
             delivery = Delivery(context.group, lane.partition, epoch, batch.records, batch.attempt, self._replay)
             try:
-                if batch.is_suspect:
-                    result: Result = await self._deliver_alone(running, delivery)
-                else:
-                    result = await self._destination.deliver(delivery)
+                alone = batch.is_suspect
+                result: Result = await (self._deliver_alone(running, delivery) if alone else deliver(delivery))
             except DeliveryError as error:
                 result = error
             if self._goes_on(running, result):
@@ -471,9 +469,8 @@ class Deliverer:
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=RecordBatch.of(split)), text)
         # Return what has failed for good.
-        before = batch.attempt - 1
         dead_letters = [
-            DeadLetter(one, context.group, before + reply.calls, reply, first, now) for one, reply in failed
+            DeadLetter(one, context.group, batch.attempt - 1 + reply.calls, reply, first, now) for one, reply in failed
         ]
         return DeadLetterBatch(dead_letters) if dead_letters else None
 

@@ -1,4 +1,4 @@
-"""Flow control of one consumer: how much is in flight, what waits for capacity, and which partitions are therefore paused.
+"""Flow control of one consumer: how much is in flight, what waits for capacity, and which partitions are paused.
 
 Pure bookkeeping, used on the consumer's thread. What was received waits here, and partitions take turns, so that with a
 backlog in all of them all have records in flight. One half of the budget is divided equally among the partitions; the
@@ -94,7 +94,7 @@ class FetchFlowControl:
 
     @property
     def fetch_ahead_kbytes(self) -> int:
-        """How much the client fetches ahead, and how much waits here; both are in memory in addition to what is in flight."""
+        """How much the client fetches ahead, and how much waits here; both are in memory besides what is in flight."""
         return min(_MOST_FETCH_AHEAD_KBYTES, max(1, self._limits.max_bytes // 2048))
 
     def is_paused(self, partition: TopicPartition) -> bool:

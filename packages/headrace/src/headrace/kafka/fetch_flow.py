@@ -37,6 +37,38 @@ class _InFlight:
         """Records that were received and are not in flight yet, and where the partition ended."""
 
 
+class _WaitingRecords:
+    """What was received and is not in flight yet, of all partitions."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[TopicPartition, _InFlight] = {}
+        """Those with something, the next one first."""
+        self.records = 0
+        self.bytes = 0
+        self.mean_bytes = 1
+        """Bytes of a record, as the last poll had them."""
+        self.dropped: dict[TopicPartition, int] = {}
+        """Partitions of which something was dropped, with the offset of its first record."""
+
+    def add(self, partition: TopicPartition, each: _InFlight, part: RecordBatch | int) -> None:
+        """Keep records of a partition, or where it ended."""
+        each.waiting.append(part)
+        self.partitions[partition] = each
+        if isinstance(part, RecordBatch):
+            self.records += len(part)
+            self.bytes += part.size_bytes
+            self.mean_bytes = max(1, part.size_bytes // len(part))
+
+    def drop(self, partition: TopicPartition, each: _InFlight) -> None:
+        """Forget what waits of a partition."""
+        batches = [part for part in each.waiting if isinstance(part, RecordBatch)]
+        if self.partitions.pop(partition, None) and batches:
+            self.records -= sum(map(len, batches))
+            self.bytes -= sum(batch.size_bytes for batch in batches)
+            self.dropped[partition] = batches[0].offsets[0]
+        each.waiting.clear()
+
+
 class FetchFlowControl:
     """Counts records and bytes per partition and says which partitions to pause and resume."""
 
@@ -52,14 +84,8 @@ class FetchFlowControl:
         self._busy: dict[TopicPartition, _InFlight] = {}
         """Those with records in flight, and paused ones: others change only when the whole budget is full. Most of a
         thousand are others, and a look at each in every turn took a third of the cost of a record."""
-        self._waiting: dict[TopicPartition, _InFlight] = {}
-        """Those with records that wait, the next one first."""
-        self._waiting_records = 0
-        self._waiting_bytes = 0
-        self._dropped: dict[TopicPartition, int] = {}
+        self._waiting = _WaitingRecords()
         self._paused = 0
-        self._mean_bytes = 1
-        """Bytes of a record, as the last poll had them."""
         self._full_since: float | None = None
         self._look_at = 0.0
         """When to look next for partitions that have completed nothing for too long."""
@@ -67,7 +93,7 @@ class FetchFlowControl:
     @property
     def has_waiting(self) -> bool:
         """Whether records wait for capacity."""
-        return bool(self._waiting)
+        return bool(self._waiting.partitions)
 
     @property
     def all_paused(self) -> bool:
@@ -86,11 +112,13 @@ class FetchFlowControl:
     @property
     def poll_limit_records(self) -> int:
         """How many records the next poll may return; 0 if almost as many wait for capacity as may."""
-        free = MOST_WAITING_RECORDS - self._waiting_records
-        free_bytes = self.fetch_ahead_kbytes * 1024 - self._waiting_bytes
-        if self._waiting and (free < MOST_WAITING_RECORDS // 8 or free_bytes < self.fetch_ahead_kbytes * 128):
+        free = MOST_WAITING_RECORDS - self._waiting.records
+        free_bytes = self.fetch_ahead_kbytes * 1024 - self._waiting.bytes
+        if self._waiting.partitions and (
+            free < MOST_WAITING_RECORDS // 8 or free_bytes < self.fetch_ahead_kbytes * 128
+        ):
             return 0
-        return max(1, min(free, free_bytes // self._mean_bytes))
+        return max(1, min(free, free_bytes // self._waiting.mean_bytes))
 
     @property
     def fetch_ahead_kbytes(self) -> int:
@@ -126,27 +154,22 @@ class FetchFlowControl:
                 self.bytes -= found.bytes
                 self._paused -= found.paused
                 self._busy.pop(partition, None)
-                self._drop_waiting(partition, found)
-                self._dropped.pop(partition, None)
+                self._waiting.drop(partition, found)
+                self._waiting.dropped.pop(partition, None)
 
     def received(self, partition: TopicPartition, part: RecordBatch | int) -> None:
         """Keep records until there is capacity for them, or where the partition ended after them."""
         if found := self._partitions.get(partition):
-            found.waiting.append(part)
-            self._waiting[partition] = found
-            if isinstance(part, RecordBatch):
-                self._waiting_records += len(part)
-                self._waiting_bytes += part.size_bytes
-                self._mean_bytes = max(1, part.size_bytes // len(part))
+            self._waiting.add(partition, found, part)
 
     def take(self, now: float) -> Iterator[tuple[TopicPartition, int, RecordBatch | int]]:
         """Yield what is in flight from now on, or an end that was received, with the epoch; partitions take turns."""
-        if not self._waiting:
+        if not self._waiting.partitions:
             return
         own = self._own_part
         most = max(1 / len(self._partitions), min(1.0, _MIN_SHARE_RECORDS / self._limits.max_records))
         common = _COMMON - self._common_used()
-        for partition, each in list(self._waiting.items()):
+        for partition, each in list(self._waiting.partitions.items()):
             if self.fill >= 1:
                 return
             used = self._part(each)
@@ -169,32 +192,24 @@ class FetchFlowControl:
                     return
                 if count < len(part):
                     part, rest = part[: max(1, count)], part[max(1, count) :]
-                self._waiting_records -= len(part)
-                self._waiting_bytes -= part.size_bytes
+                self._waiting.records -= len(part)
+                self._waiting.bytes -= part.size_bytes
                 self.fetched(partition, len(part), part.size_bytes, now)
                 capacity -= self.part_of(len(part), part.size_bytes)
             each.waiting.popleft()
-            del self._waiting[partition]
+            del self._waiting.partitions[partition]
             if rest:
                 each.waiting.appendleft(rest)
             if each.waiting:
-                self._waiting[partition] = each  # as the last one
+                self._waiting.partitions[partition] = each  # as the last one
             yield part
             if rest:
                 return
 
     def take_dropped(self) -> Iterator[tuple[TopicPartition, int]]:
         """Yield paused partitions whose waiting records were dropped, with the offset of the first one."""
-        while self._dropped:
-            yield self._dropped.popitem()
-
-    def _drop_waiting(self, partition: TopicPartition, each: _InFlight) -> None:
-        batches = [part for part in each.waiting if isinstance(part, RecordBatch)]
-        if self._waiting.pop(partition, None) and batches:
-            self._waiting_records -= sum(map(len, batches))
-            self._waiting_bytes -= sum(batch.size_bytes for batch in batches)
-            self._dropped[partition] = batches[0].offsets[0]
-        each.waiting.clear()
+        while self._waiting.dropped:
+            yield self._waiting.dropped.popitem()
 
     def fetched(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
         """Count polled records, at a time of the monotonic clock."""
@@ -245,7 +260,7 @@ class FetchFlowControl:
             elif late or stays_full or (share >= 1 and each.moved_at <= before):
                 each.paused = True
                 self._busy[partition] = each
-                self._drop_waiting(partition, each)
+                self._waiting.drop(partition, each)
                 pause.append(partition)
         self._paused += len(pause) - len(resume)
         return pause, resume

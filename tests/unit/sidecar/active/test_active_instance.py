@@ -25,6 +25,7 @@ from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
+from headrace.sidecar.active.routes import load_read
 from headrace.sidecar.active.spec import Topics
 from tests.staged import staged
 
@@ -297,3 +298,33 @@ async def test_what_is_committed_while_it_waits_to_be_sent_again_is_not_sent(
     assert await delivered(harness) == {P0: [4, 5, 6, 7, 8, 9]}
     await harness.run(harness.instance.seek({P1: 8}))
     assert await delivered(harness) == {P1: [8, 9]}
+
+
+@pytest.mark.parametrize("in_doubt", ["the request is cancelled", "the client leaves"])
+async def test_a_read_that_nobody_takes_returns_its_records(in_doubt: str) -> None:
+    """As its records arrive in the turn in which its client leaves; else the instance would be busy for ever."""
+    ended: list[int] = []
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def read(**_: Any) -> Any:
+        await arrived.wait()
+        return SimpleNamespace(batches=[], end=ended.append)
+
+    instance = SimpleNamespace(read=read, spec=SimpleNamespace(group="g"))
+    request = SimpleNamespace(body=SimpleNamespace(closed=left.wait))
+    entries = SimpleNamespace(needs_schemas=False)
+    loading = asyncio.ensure_future(
+        load_read(instance, entries, request, max_bytes=1, max_records=1, wait_seconds=1)  # type: ignore[arg-type]
+    )
+    for _ in range(3):
+        await asyncio.sleep(0)  # both wait now
+    arrived.set()
+    if in_doubt == "the client leaves":
+        left.set()
+        (await loading).end(0)
+    else:
+        await asyncio.sleep(0)  # the read has returned, and who waits for it does not know yet
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+    assert ended == [0]

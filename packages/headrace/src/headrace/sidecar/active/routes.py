@@ -374,18 +374,23 @@ async def load_read(
         RegistryUnavailable: A schema of the records is not cached, and the registry does not respond.
     """
     began_ns = clock.time_ns()
-    reading = instance.read(max_bytes=max_bytes, max_records=max_records, wait_seconds=wait_seconds)
-    read = await run_while(reading, request.body.closed())
-    if read is None:
-        raise ClientGone
+    reads: list[Read] = []  # it may have ended in the turn in which nobody waits for it any more
+
+    async def reading() -> None:
+        reads.append(await instance.read(max_bytes=max_bytes, max_records=max_records, wait_seconds=wait_seconds))
+
     try:
-        _trace_read(instance.spec.group, read.batches, began_ns)
+        await run_while(reading(), request.body.closed())
+        if not reads:
+            raise ClientGone
+        _trace_read(instance.spec.group, reads[0].batches, began_ns)
         if entries.needs_schemas:
-            await entries.load(read.batches)
+            await entries.load(reads[0].batches)
     except BaseException:
-        read.end(0)
+        for read in reads:
+            read.end(0)
         raise
-    return read
+    return reads[0]
 
 
 async def respond_read(

@@ -10,7 +10,7 @@ import pytest
 from headrace_devkit.simulation.mutations import MUTATIONS, found_bugs
 
 _CORE_SECONDS = 60
-_FOUND = {"commit-one-too-far": "COMMIT-PASSES", "revoke-forgotten": "AT-TWO", "partition-begins-beside": "ORDER"}
+_FOUND = {"commit-one-too-far": "COMMIT-PASSES", "revoke-forgotten": "COMMIT-BACK", "partition-begins-beside": "ORDER"}
 
 
 def simulate(*arguments: str, scenario: str = "push", folder: Path | None = None) -> subprocess.CompletedProcess[str]:

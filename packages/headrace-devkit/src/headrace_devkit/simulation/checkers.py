@@ -69,6 +69,7 @@ class PushChecker:
         self._seen: dict[tuple[str, int], int] = defaultdict(int)
         self._disturbed: dict[str, float] = {}
         """Until when a process may not know what the group has decided."""
+        self._stopped: set[str] = set()
         for name, call in (
             ("arrived", self._on_arrived),
             ("taken", self._on_taken),
@@ -76,6 +77,7 @@ class PushChecker:
             ("unanswered", self._on_unanswered),
             ("commit", self._on_commit),
             ("kill", self._on_kill),
+            ("stop", self._on_stop),
             ("pause", self._on_disturbed),
             ("cut", self._on_disturbed),
         ):
@@ -224,6 +226,12 @@ class PushChecker:
     def _on_kill(self, process: str) -> None:
         for at_work in self._at_work.values():
             at_work.pop(process, None)
+
+    def _on_stop(self, process: str) -> None:
+        """Expect at a second one that what is in flight is not waited for; a destination may still do it."""
+        if process in self._stopped:
+            self._on_disturbed(process, 0.0)
+        self._stopped.add(process)
 
     def _on_disturbed(self, process: str, seconds: float, *_how: bool) -> None:
         until = self._world.now + seconds + self._rules.drain_seconds

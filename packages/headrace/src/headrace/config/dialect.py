@@ -17,7 +17,7 @@ class DialectReading(NamedTuple):
 
 
 class Dialect:
-    """Reads the configuration of another product, in one folder or several."""
+    """Reads the configuration of another product."""
 
     def recognises(self, path: Path) -> bool:
         """Return whether a path names such a configuration."""

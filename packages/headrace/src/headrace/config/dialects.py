@@ -11,12 +11,14 @@ GROUP: Final = "headrace.config.dialects"
 
 
 def dialect_of(path: Path | None) -> Dialect | None:
-    """Return the first dialect that recognises a path; None for a file, which is a `headrace.yaml`.
+    """Return the first dialect that recognises a path; None for a `headrace.yaml`, however it is called.
+
+    A file whose name ends with `.yaml` asks none of them, because loading them takes time at each start.
 
     Raises:
         EnvironmentProblem: An entry point cannot be loaded, or is not a dialect.
     """
-    if path is None or path.is_file():
+    if path is None or (path.suffix == ".yaml" and path.is_file()):
         return None
     kinds = kinds_of_guests(GROUP, Dialect, "dialect")
     return next((one for one in (kind() for kind in kinds) if one.recognises(path)), None)

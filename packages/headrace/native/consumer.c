@@ -1,8 +1,8 @@
 /* What a consumer has fetched, in columns and without an object for each record.
 
    confluent-kafka's Consumer stays the client: it joins the group, commits and calls back. The queues of its partitions
-   are forwarded to a queue of ours. There librdkafka serves no callbacks, so records can be taken without its methods.
-   Everything else stays in the client's own queue, which its `poll` serves.
+   are forwarded to a queue of ours. What arrives there is taken as events, for which librdkafka calls nothing back: a
+   callback of confluent-kafka outside its own methods ends the process. All else stays in the client's own queue.
 
    What librdkafka guarantees, by its source: it drops records here that were fetched before a pause, a seek or a revoke
    (`rd_kafka_op_version_outdated`). It ends the forwarding when a partition stops, and starts none by itself once an
@@ -170,7 +170,8 @@ typedef struct {
 
 /* Everything that one call of `consume` has taken. */
 typedef struct {
-    rd_kafka_message_t **messages;
+    rd_kafka_event_t **events;
+    const rd_kafka_message_t **messages; /* of each event; NULL for an error */
     Run *runs;
     int32_t *run_of;    /* of each message */
     int32_t *slots;     /* a hash table of the runs by partition; -1 is free */
@@ -260,42 +261,55 @@ static int append_runs(PyObject *parts, Taken *taken, ssize_t first, ssize_t end
     return failed;
 }
 
-static PyObject *error_of(const rd_kafka_message_t *message) {
-    const char *text = rdk.message_errstr(message);
-    return Py_BuildValue("(isiLN)", message->err, message->topic ? rdk.topic_name(message->topic) : "", message->partition,
-                         (long long)message->offset, PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"));
+static PyObject *error_of(rd_kafka_event_t *event) {
+    rd_kafka_topic_partition_t *at = rdk.event_topic_partition(event);
+    const char *text = rdk.event_error_string(event);
+    PyObject *found = Py_BuildValue("(isiLN)", rdk.event_error(event), at ? at->topic : "", at ? at->partition : -1,
+                                    at ? (long long)at->offset : -1LL,
+                                    PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"));
+    if (at) rdk.topic_partition_destroy(at);
+    return found;
 }
 
-static PyObject *parts_of(rd_kafka_message_t **messages, ssize_t count) {
+static PyObject *parts_of(rd_kafka_event_t **events, ssize_t count) {
     size_t size = (size_t)count, slots = 2;
     while (slots < 2 * size) slots *= 2;
-    Taken taken = {messages, malloc(size * sizeof(Run)), malloc(size * sizeof(int32_t)), malloc(slots * sizeof(int32_t)),
-                   (uint32_t)slots - 1};
-    PyObject *parts = !size || (taken.runs && taken.run_of && taken.slots) ? PyList_New(0) : PyErr_NoMemory();
+    Taken taken = {events, malloc(size * sizeof(rd_kafka_message_t *)), malloc(size * sizeof(Run)),
+                   malloc(size * sizeof(int32_t)), malloc(slots * sizeof(int32_t)), (uint32_t)slots - 1};
+    int has_memory = taken.messages && taken.runs && taken.run_of && taken.slots;
+    PyObject *parts = !size || has_memory ? PyList_New(0) : PyErr_NoMemory();
     ssize_t first = 0;
     int failed = !parts;
     for (ssize_t at = 0; at < count && !failed; at++) {
-        if (!messages[at]->err) continue;
-        failed = append_runs(parts, &taken, first, at) || append(parts, error_of(messages[at]));
+        taken.messages[at] = rdk.event_type(events[at]) == EVENT_FETCH ? rdk.event_message_next(events[at]) : NULL;
+        if (taken.messages[at]) continue;
+        failed = append_runs(parts, &taken, first, at) || append(parts, error_of(events[at]));
         first = at + 1;
     }
     failed = failed || append_runs(parts, &taken, first, count);
     if (failed) Py_CLEAR(parts);
+    free(taken.messages);
     free(taken.runs);
     free(taken.run_of);
     free(taken.slots);
     return parts;
 }
 
-/* Takes what is there, and waits only if that is nothing. librdkafka itself would wait until `most` records are there. */
-static ssize_t take(FetchQueue *self, rd_kafka_message_t **messages, size_t most, int milliseconds) {
+static ssize_t take_ready(FetchQueue *self, rd_kafka_event_t **events, ssize_t most) {
+    ssize_t count = 0;
+    while (count < most && (events[count] = rdk.queue_poll(self->fetched, 0))) count++;
+    return count;
+}
+
+/* Takes what is there, and waits only if that is nothing. */
+static ssize_t take(FetchQueue *self, rd_kafka_event_t **events, ssize_t most, int milliseconds) {
     char bytes[16];
-    ssize_t count = rdk.consume_batch_queue(self->fetched, 0, messages, most);
+    ssize_t count = take_ready(self, events, most);
     if (count || !milliseconds) return count;
     struct pollfd wait = {.fd = self->readable, .events = POLLIN};
     poll(&wait, 1, milliseconds);
     while (read(self->readable, bytes, sizeof bytes) > 0) {}
-    return rdk.consume_batch_queue(self->fetched, 0, messages, most);
+    return take_ready(self, events, most);
 }
 
 static PyObject *consume(FetchQueue *self, PyObject *arguments) {
@@ -305,18 +319,18 @@ static PyObject *consume(FetchQueue *self, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "id", &most, &seconds) || is_closed(self)) return NULL;
     if (most < 1 || most > MOST || !(seconds >= 0 && seconds <= 3600))
         return PyErr_Format(PyExc_ValueError, "use 1 to %d records and 0 to 3600 seconds", MOST);
-    rd_kafka_message_t **messages = malloc((size_t)most * sizeof *messages);
-    if (!messages) return PyErr_NoMemory();
+    rd_kafka_event_t **events = malloc((size_t)most * sizeof *events);
+    if (!events) return PyErr_NoMemory();
     ssize_t count = 0;
     Py_BEGIN_ALLOW_THREADS;
     pthread_mutex_lock(&self->in_use);
-    if (self->fetched) count = take(self, messages, (size_t)most, (int)(seconds * 1000));
+    if (self->fetched) count = take(self, events, most, (int)(seconds * 1000));
     Py_END_ALLOW_THREADS;
-    PyObject *parts = count < 0 ? PyErr_Format(PyExc_OSError, "librdkafka failed to consume") : parts_of(messages, count);
+    PyObject *parts = parts_of(events, count);
     Py_BEGIN_ALLOW_THREADS;
-    for (ssize_t at = 0; at < count; at++) rdk.message_destroy(messages[at]);
+    for (ssize_t at = 0; at < count; at++) rdk.event_destroy(events[at]);
     pthread_mutex_unlock(&self->in_use);
-    free(messages);
+    free(events);
     Py_END_ALLOW_THREADS;
     return parts;
 }

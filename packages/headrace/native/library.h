@@ -33,8 +33,19 @@ typedef struct {
     void *opaque;
 } rd_kafka_message_t;
 
+typedef struct {
+    char *topic;
+    int32_t partition;
+    int64_t offset;
+    void *metadata;
+    size_t metadata_size;
+    void *opaque;
+    int err;
+    void *_private;
+} rd_kafka_topic_partition_t;
+
 enum { PRODUCER = 0, CONSUMER = 1 };                                                 /* rd_kafka_type_t */
-enum { EVENT_DR = 0x1, EVENT_LOG = 0x4, EVENT_ERROR = 0x8 };                         /* rd_kafka_event_type_t */
+enum { EVENT_DR = 0x1, EVENT_FETCH = 0x2, EVENT_LOG = 0x4, EVENT_ERROR = 0x8 };                         /* rd_kafka_event_type_t */
 enum { V_END, V_TOPIC, V_RKT, V_PARTITION, V_VALUE, V_KEY, V_OPAQUE, V_MSGFLAGS, V_TIMESTAMP, V_HEADER, V_HEADERS };
 enum { COPY_VALUE = 0x2 };                                                           /* RD_KAFKA_MSG_F_COPY */
 enum { APPEND_TIME = 2 };                                                            /* rd_kafka_timestamp_type_t */
@@ -75,15 +86,14 @@ enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                         
     X(rd_kafka_queue_t *, queue_get_consumer, (rd_kafka_t *))                                                           \
     X(rd_kafka_queue_t *, queue_get_partition, (rd_kafka_t *, const char *, int32_t))                                   \
     X(void, queue_forward, (rd_kafka_queue_t *, rd_kafka_queue_t *))                                                    \
-    X(ssize_t, consume_batch_queue, (rd_kafka_queue_t *, int, rd_kafka_message_t **, size_t))                           \
-    X(void, message_destroy, (rd_kafka_message_t *))                                                                    \
     X(int64_t, message_timestamp, (const rd_kafka_message_t *, int *))                                                  \
     X(int, message_headers, (const rd_kafka_message_t *, rd_kafka_headers_t **))                                        \
-    X(const char *, message_errstr, (const rd_kafka_message_t *))                                                       \
     X(int, header_get_all, (const rd_kafka_headers_t *, size_t, const char **, const void **, size_t *))                \
     X(rd_kafka_event_t *, queue_poll, (rd_kafka_queue_t *, int))                                                        \
     X(int, event_type, (const rd_kafka_event_t *))                                                                      \
     X(const rd_kafka_message_t *, event_message_next, (rd_kafka_event_t *))                                             \
+    X(rd_kafka_topic_partition_t *, event_topic_partition, (rd_kafka_event_t *))                                        \
+    X(void, topic_partition_destroy, (rd_kafka_topic_partition_t *))                                                    \
     X(int, event_error, (rd_kafka_event_t *))                                                                           \
     X(const char *, event_error_string, (rd_kafka_event_t *))                                                           \
     X(int, event_log, (rd_kafka_event_t *, const char **, const char **, int *))                                        \

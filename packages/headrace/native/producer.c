@@ -408,7 +408,7 @@ static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords
 }
 
 static void producer_dealloc(Producer *self) {
-    PyTypeObject *type = Py_TYPE(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(producer_close(self, NULL));
     if (self->descriptor > 0) close(self->descriptor);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);

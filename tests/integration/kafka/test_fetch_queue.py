@@ -12,6 +12,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client.native import native_module
@@ -223,3 +224,19 @@ def test_the_module_refuses_what_it_cannot_read(kafka: Cluster, topic: MakeTopic
     for call in (lambda: native.consume(1, 0), lambda: native.forward("t", 0)):
         with pytest.raises(ValueError, match="is closed"):
             call()
+
+
+def test_a_partition_that_does_not_exist_stops_no_other_one(kafka: Cluster, topic: MakeTopic, opened: Open) -> None:
+    """Also when its topic is deleted meanwhile: what the client calls back for it must end no process."""
+    name, kept = topic(1), topic(1)
+    fill(kafka, name, 1)
+    queue = opened(topic_metadata_refresh_interval_ms=100)
+    assign(queue, [*at(name), *at(name, partition=7), *at(kept)])
+    assert first(queue, RecordBatch).values == [b"0"]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([name])[name].result()
+    next(queue.poll(0.1, 1) for _ in polls(queue) if name not in queue.client.list_topics(timeout=5).topics)
+    fill(kafka, kept, 1)
+    while (batch := first(queue, RecordBatch)).topic_partition.topic != kept:
+        continue
+    assert batch.values == [b"0"]

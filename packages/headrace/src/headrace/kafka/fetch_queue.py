@@ -11,6 +11,8 @@ from headrace.kafka.client import library, native
 from headrace.records import Header, RecordBatch, TopicPartition
 
 _APPENDED = library.TIMESTAMP_LOG_APPEND_TIME
+_OF_NO_INTEREST = library.KafkaError._UNKNOWN_PARTITION, library.KafkaError._UNKNOWN_TOPIC
+"""What the client calls `error_cb` for, which looks at connections only; whoever assigns partitions checks them."""
 
 
 class FetchEvent(NamedTuple):
@@ -93,6 +95,8 @@ def _from_columns(found: Sequence[Any]) -> PollResult:
     append_times: list[TopicPartition] = []
     for code, topic, number, *rest in found:
         partition = TopicPartition(topic, number)
+        if code in _OF_NO_INTEREST:
+            continue
         if code:
             offset, text = rest
             parts.append(FetchEvent(library.KafkaError(code, text), partition, offset if offset >= 0 else None))

@@ -374,7 +374,7 @@ async def load_read(
         RegistryUnavailable: A schema of the records is not cached, and the registry does not respond.
     """
     began_ns = clock.time_ns()
-    reads: list[Read] = []  # it may have ended in the turn in which nobody waits for it any more
+    reads: list[Read] = []  # it may end in the turn in which its caller is cancelled
 
     async def reading() -> None:
         reads.append(await instance.read(max_bytes=max_bytes, max_records=max_records, wait_seconds=wait_seconds))

@@ -12,7 +12,7 @@ from headrace.records import Header, RecordBatch, TopicPartition
 
 _APPENDED = library.TIMESTAMP_LOG_APPEND_TIME
 _OF_NO_INTEREST = library.KafkaError._UNKNOWN_PARTITION, library.KafkaError._UNKNOWN_TOPIC
-"""What the client calls `error_cb` for, which looks at connections only; a caller that assigns partitions checks them."""
+"""The client calls `error_cb` for these, which looks at connections only; what assigns partitions checks them."""
 
 
 class FetchEvent(NamedTuple):

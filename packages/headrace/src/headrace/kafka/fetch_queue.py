@@ -15,6 +15,10 @@ _OF_NO_INTEREST = library.KafkaError._UNKNOWN_PARTITION, library.KafkaError._UNK
 """The client calls `error_cb` for these, which looks at connections only; what assigns partitions checks them."""
 
 
+_headers = operator.methodcaller("headers")
+"""For a name that is not UTF-8 the client returns a list and sets an error, which a specialised call overlooks."""
+
+
 class FetchEvent(NamedTuple):
     """An error of a partition or of the client, or the end of a partition."""
 
@@ -165,14 +169,14 @@ def _sizes_of(column: Sequence[bytes | None]) -> list[int]:
 def _headers_of(messages: Sequence[Any]) -> list[list[Header] | None]:
     """Return the headers of records; a name that is not UTF-8, which the client cannot read, is U+FFFD."""
     try:
-        return [message.headers() for message in messages]
+        return [*map(_headers, messages)]
     except SystemError:
         return [*map(_readable_headers, messages)]
 
 
 def _readable_headers(message: Any) -> list[Header]:
     with contextlib.suppress(SystemError):  # then the client has the headers, without such a name
-        message.headers()
+        _headers(message)
     # Reading such a header ends the process.
     parts = [gc.get_referents(header) for header in message.headers() or ()]
     names = [next((part for part in pair if isinstance(part, str)), "\ufffd") for pair in parts]

@@ -17,6 +17,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client.native import native_module
 
 MODULE: Any = native_module(KafkaConfig())
+pytestmark = pytest.mark.skipif(MODULE is None, reason="the compiled module was not built here")
 SECONDS = 30
 ODD = st.none() | st.binary(max_size=40) | st.text(max_size=5) | st.integers() | st.floats() | st.just(...)
 RECORDS = st.lists(

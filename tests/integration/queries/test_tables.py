@@ -74,10 +74,8 @@ def test_formats_of_keys_and_values(
     made.wait_for(f"SELECT {cells} FROM raw", [["a", 1, 0, 0, 1000, "source", None]])
     made.wait_for("SELECT n FROM memory ORDER BY n", [[1], [3]])
     made.wait_for("SELECT key->>'id', n FROM rows ORDER BY \"offset\"", [["1", 1], ["4", 4], ["4", None]])
-    made.wait_for(
-        'SELECT value->>\'item\', value IS NULL FROM "select" ORDER BY "offset" DESC LIMIT 2',
-        [[None, True], ["d", False]],
-    )
+    last = 'SELECT value->>\'item\', value IS NULL FROM "select" ORDER BY "offset" DESC LIMIT 2'
+    made.wait_for(last, [[None, True], ["d", False]])
     assert made.table("raw")["corrupt"] == 2
     assert made.table("raw")["last_corrupt"].startswith("partition 0, offset 2: not UTF-8 text")
     assert made.send("GET", "/tables/avro/rows/k9").status == 404

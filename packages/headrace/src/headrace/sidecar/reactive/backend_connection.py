@@ -8,6 +8,8 @@ Source: RFC 9112.
 """
 
 import asyncio
+import fcntl
+import termios
 from collections.abc import Callable, Generator, Mapping
 from contextvars import Context
 from typing import Any, Final, NamedTuple, cast
@@ -21,6 +23,10 @@ _USUAL_BYTES: Final = 4096
 _SAME_EXCHANGE_SECONDS: Final = 1.0
 """Bytes this soon after a response are a second response; later ones are how some servers end an idle connection."""
 _UNASKED: Final = "it sent bytes that belong to no request: send one response per request"
+_UNREAD_BYTES: Final = bytearray(1025)
+"""Takes the number of bytes that wait; the system writes the first four. With one as large as this CPython keeps its
+lock. Each time that it released the lock, the thread of the consumer would poll for a few records."""
+_NOTHING: Final = bytes(4)
 
 
 class BackendResponse(NamedTuple):
@@ -69,6 +75,8 @@ class PendingResponse:
         if self.outcome is None:
             self._asyncio_future_blocking = True
             yield self
+        if isinstance(self.outcome, BackendResponse):
+            return self.outcome
         return self.result()
 
     def result(self) -> BackendResponse:
@@ -130,6 +138,8 @@ class Connection(asyncio.Protocol):
         """Gets the response of the request in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
+        self._socket = -1
+        """Its number; -1 without a socket of the system."""
         self._usual = b"", BackendResponse(0, {}, b"")
         """The bytes of the last small response, and what they mean at the start of a response."""
         self._begin()
@@ -142,14 +152,28 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._response: BackendResponse | None = None
 
-    def send(self, request: bytes, end: float) -> PendingResponse:
+    def send(self, request: bytes, end: float, *, at_once: bool = False) -> PendingResponse:
         """Send a request; its end is a response, or `Broken`, until `end` of the clock.
 
-        It is sent in the next turn of the loop, and bytes that have arrived by then are of an earlier request.
+        If not `at_once`, it is sent in the next turn of the loop, and bytes that have arrived by then are of an earlier
+        request. So a request waits for that turn in any case if bytes have arrived that the loop has not read yet.
         """
         waiter = PendingResponse(self)
-        self.loop.call_soon(self._write, request, end, waiter)
+        if at_once and not self._has_unread:
+            self._write(request, end, waiter)
+        else:
+            self.loop.call_soon(self._write, request, end, waiter)
         return waiter
+
+    @property
+    def _has_unread(self) -> bool:
+        """Whether bytes wait to be read by the loop, or the connection closes, so that its socket may be gone."""
+        if self._socket < 0:
+            return False
+        if self._transport.is_closing():
+            return True
+        fcntl.ioctl(self._socket, termios.FIONREAD, _UNREAD_BYTES)
+        return _UNREAD_BYTES[:4] != _NOTHING
 
     def _write(self, request: bytes, end: float, waiter: PendingResponse) -> None:
         if waiter.outcome:  # cancelled; the connection has had nothing of it
@@ -180,6 +204,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if connected := transport.get_extra_info("socket"):
+            self._socket = connected.fileno()
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:

@@ -36,6 +36,8 @@ _MOST_RESTING: Final = 100
 _LONG_REST_SECONDS: Final = 0.1
 """The same for a server that has sent a second response within the last `_REPEAT_MEMORY_SECONDS`."""
 _REPEAT_MEMORY_SECONDS: Final = 60.0
+_FEW: Final = 8
+"""Requests in flight up to which each is sent at once."""
 
 
 class ConnectionPool:
@@ -92,7 +94,7 @@ class ConnectionPool:
             try:
                 connection = kept or await self._new(end)
                 try:
-                    return await connection.send(request, end)
+                    return await connection.send(request, end, at_once=self._may_send)
                 finally:
                     self._release(connection)
             except Broken as cause:
@@ -103,6 +105,15 @@ class ConnectionPool:
     @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()  # which makes a system call
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether a request is sent in this turn of the loop: few are in flight, and connections have a whole rest.
+
+        Where many are in flight, those of one turn are sent together: each alone would wake the server.
+        """
+        resting = len(self._resting) + len(self._rested)
+        return resting < _MOST_RESTING and len(self._open) - len(self._idle) - resting <= _FEW
 
     async def _new(self, end: float) -> Connection:
         connection = await self._connect(end)

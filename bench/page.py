@@ -13,7 +13,8 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = f"""\
 # Measured
 
-`python -m bench.peers` measures other products and Headrace, `python -m bench.curve` the cost of a record. One KRaft
+`python -m bench.peers` measures other products and Headrace, `python -m bench.curve` the cost of a record, and
+`python -m bench.soak` what everything at once takes. One KRaft
 broker with the dev cluster's ordinary flags, {PARTITIONS} partitions; broker, load generator and backend share the
 processors with what is measured. Ratios within one run bind, absolute figures drift.
 "Processor" is the processor time of the product and its children per record, "generator" the share of one processor

@@ -14,9 +14,9 @@ HEAD = f"""\
 # Measured
 
 `python -m bench.peers` measures other products and Headrace, `python -m bench.curve` the cost of a record, and
-`python -m bench.soak` what everything at once takes. One KRaft
-broker with the dev cluster's ordinary flags, {PARTITIONS} partitions; broker, load generator and backend share the
-processors with what is measured. Ratios within one run bind, absolute figures drift.
+`python -m bench.soak` what everything at once takes. One KRaft broker with the dev cluster's ordinary flags,
+{PARTITIONS} partitions; broker, load generator and backend share the processors with what is measured. Ratios within
+one run bind, absolute figures drift.
 "Processor" is the processor time of the product and its children per record, "generator" the share of one processor
 that the load generator or the backend took, "stolen" the share of the machine that the hypervisor gave to others:
 compare figures only between rows with little of it.

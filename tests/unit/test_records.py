@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig
-from headrace.delivery.lane import Backlog
+from headrace.delivery.backlog import Backlog
 from headrace.records import Header, Record, RecordBatch, TopicPartition
 
 P0 = TopicPartition("t", 3)

@@ -63,8 +63,8 @@ def shown(name: str, value: bytes | None, key: bytes = b"k") -> ShownBatch:
         async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
             side = StoredValues(codecs, name)
             await side.prepare([value])
-            values = None if side.are_text([value]) else side.shown([value])
-            return ShownBatch(batch(key, value), None, values, True)
+            text = side.text_of([value])
+            return ShownBatch(batch(key, value), key, side.shown([value]) if text is None else text, True)
 
     return asyncio.run(read())
 

@@ -134,8 +134,9 @@ class Printer:
         return b"".join(found)
 
     async def _render(self, batch: RecordBatch, has_append_times: bool) -> bytes:
-        rest = len(batch) if self._limit is None else self._limit - self.printed
-        chosen = (await _meeting(self._condition, batch) if self._condition else batch)[:rest]
+        chosen = await _meeting(self._condition, batch) if self._condition else batch
+        if self._limit is not None:
+            chosen = chosen[: self._limit - self.printed]
         keys, values = await _shown(self._keys, chosen, "keys"), await _shown(self._values, chosen, "values")
         self.printed += len(chosen)
         self.read += len(batch)
@@ -149,10 +150,12 @@ async def _meeting(condition: Any, batch: RecordBatch) -> RecordBatch:
     return batch.select([at for at, offset in enumerate(batch.offsets) if offset in offsets])
 
 
-async def _shown(side: StoredValues | None, batch: RecordBatch, column: str) -> Sequence[Shown] | None:
-    payloads = getattr(batch, column)
-    if not side or side.are_text(payloads):
+async def _shown(side: StoredValues | None, batch: RecordBatch, column: str) -> list[Shown] | bytes | None:
+    if side is None:
         return None
+    payloads = getattr(batch, column)
+    if (text := side.text_of(payloads)) is not None:
+        return text
     await side.prepare(payloads)
     with contextlib.suppress(DecodeError):
         return side.shown(payloads)

@@ -13,6 +13,7 @@ from headrace.kafka.timestamps import iso_ms
 from headrace.records import Header, RecordBatch
 from headrace.runtime.invisible import INVISIBLE, escaped
 
+_NULL: Final = re.compile(rb'null[\\"]*(\n|\Z)')
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 TOKENS: Final = "topic %t, partition %p, offset %o, key %k, value %s, headers %h, time in ms %T, lengths %K %S"
 
@@ -21,9 +22,9 @@ class ShownBatch(NamedTuple):
     """Records of one partition with their decoded keys and values."""
 
     batch: RecordBatch
-    keys: Sequence[Shown] | None
-    """None if they are not shown, or if all of them are text as it is stored."""
-    values: Sequence[Shown] | None
+    keys: list[Shown] | bytes | None
+    """One text if all of them are text as it is stored (`StoredValues.text_of`); None if they are not shown."""
+    values: list[Shown] | bytes | None
     """As keys."""
     has_append_times: bool = False
 
@@ -73,6 +74,11 @@ def line_of(value: Shown) -> str:
     return bytes(value).decode()
 
 
+def _has_null(text: bytes) -> bool:
+    """Return whether one of several texts may be `null`, or look like it; they are joined by line ends."""
+    return b"null" in text and _NULL.search(text) is not None
+
+
 def headers_of(headers: Sequence[Header] | None) -> str:
     """Return headers as kcat prints them: `name=value,...`."""
     return ",".join(f"{name}={'NULL' if text is None else text}" for name, text in _pairs(headers))
@@ -98,14 +104,17 @@ class Template:
             form += f"%{'%' if token == '%' else 'd' if token in 'poTKS' else 'b'}{literal}"
         self._form = form.encode(errors="surrogateescape")
         self._tokens = [token for token in tokens if token != "%"]
+        self._is_line = self._form == b"%b\n" and self._tokens == ["s"] and not terminal
         self.needs_keys, self.needs_values = "k" in tokens, "s" in tokens
 
     def __call__(self, shown: ShownBatch) -> bytes:
+        if self._is_line and isinstance(shown.values, bytes) and not _has_null(shown.values):
+            return shown.values + b"\n"
         columns = [self._column(token, shown) for token in self._tokens]
         cells = columns[0] if len(columns) == 1 else chain.from_iterable(zip(*columns, strict=True))
         return self._form * len(shown.batch) % tuple(cells)
 
-    def _column(self, token: str, shown: ShownBatch) -> Sequence[int] | Sequence[bytes]:
+    def _column(self, token: str, shown: ShownBatch) -> Sequence[int] | Sequence[bytes | None]:
         batch = shown.batch
         if token in "KS":
             return [-1 if data is None else len(data) for data in (batch.keys if token == "K" else batch.values)]
@@ -122,15 +131,13 @@ class Template:
         topic, partition = batch.topic_partition
         return [topic.encode()] * len(batch) if token == "t" else [partition] * len(batch)
 
-    def _cells(self, stored: Sequence[bytes | None], decoded: Sequence[Shown] | None) -> list[bytes]:
-        if decoded is None and not self._terminal:
+    def _cells(self, stored: Sequence[bytes | None], decoded: list[Shown] | bytes | None) -> Sequence[bytes | None]:
+        if isinstance(decoded, bytes) and not self._terminal:
+            if not _has_null(decoded):
+                return stored
             if self._exact:
                 return [data or b"" for data in stored]
-            return [
-                data if data and data.strip(b'\\"') != b"null" else line_of(data and data.decode()).encode()
-                for data in stored
-            ]
-        texts = texts_of(stored) if decoded is None else decoded
+        texts = decoded if isinstance(decoded, list) else texts_of(stored)
         return self._encoded(map(_exact if self._exact else line_of, texts))
 
     def _encoded(self, texts: Iterable[str]) -> list[bytes]:
@@ -182,11 +189,11 @@ class JsonLines:
         topic, partition = batch.topic_partition
         kind = "log_append_time" if shown.has_append_times else "create_time"
         headers = [_pairs(found) for found in batch.headers] if batch.headers else repeat(_NO_HEADERS, len(batch))
-        keys = texts_of(batch.keys) if shown.keys is None else shown.keys
-        values = texts_of(batch.values) if shown.values is None else shown.values
+        keys = shown.keys if isinstance(shown.keys, list) else texts_of(batch.keys)
+        values = shown.values if isinstance(shown.values, list) else texts_of(batch.values)
         rows = zip(batch.offsets, batch.timestamps_ms, keys, headers, values, strict=True)
         records = [JsonRecord(topic, partition, at, ms, kind, key, pairs, value) for at, ms, key, pairs, value in rows]
-        if shown.keys is not None or shown.values is not None:
+        if isinstance(shown.keys, list) or isinstance(shown.values, list):
             self._describe(records, batch)
         data = self._encode(records)
         return escaped(data.decode()).encode() if self._terminal else data

@@ -118,23 +118,29 @@ class StoredValues:
         Raises:
             DecodeError: One is not of the chosen format, and must be.
         """
-        if self.are_text(payloads):
+        if self.text_of(payloads) is not None:
             return texts_of(payloads)
         if self._reader and self._is_strict:
             return [None if text is None else self._of_format(text) for text in self._reader.texts(payloads)]
         return [self.find(data).shown for data in payloads]
 
-    def are_text(self, payloads: Sequence[bytes | None]) -> bool:
-        """Return whether each is null, or text that is shown as it is stored; `prepare` is not needed for that."""
+    def text_of(self, payloads: Sequence[bytes | None]) -> bytes | None:
+        """Return payloads, joined by line ends and `null` for null, if each is text that is shown as it is stored.
+
+        `prepare` is not needed for that.
+        """
         if self._reader and not self._is_text:
-            return False
-        joined = b"\n".join([data or b"" for data in payloads])
-        if not self._is_text and b"\0" in joined:  # it may name a schema
-            return False
+            return None
         try:
-            return joined.isascii() or bool(str(joined, "utf-8"))
+            joined = b"\n".join(payloads)  # type: ignore[arg-type]
+        except TypeError:
+            joined = b"\n".join([b"null" if data is None else data for data in payloads])
+        if not self._is_text and b"\0" in joined:  # it may name a schema
+            return None
+        try:
+            return joined if joined.isascii() or str(joined, "utf-8") else None
         except UnicodeDecodeError:
-            return False
+            return None
 
     def find(self, data: bytes | None) -> StoredValue:
         """Return what a key or value is: of the chosen format if it fits, else of another."""

@@ -104,7 +104,7 @@ def _state() -> list[tuple[dict[str, Any], str, Any]]:
         (vars(native), "_opened", lambda: None),  # it opens sockets of the machine
         (vars(threads), "_unreturned", []),
         (vars(consumer), "_consumers", WeakSet()),  # those of killed machines hang for ever
-        (vars(correlation), "_made", correlation._MadeIds()),
+        (vars(correlation), "_burst", correlation._Burst()),
         (vars(producer_client), "_client_numbers", itertools.count(1)),
         (vars(gauge_registry), "_gauges", {}),
     ]

@@ -5,7 +5,8 @@ in the base64 alphabet, because a request may need thousands. Source: RFC 9562 s
 RFC 4648 section 5.
 """
 
-import functools
+import itertools
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Final
 
@@ -23,40 +24,41 @@ _ANY: Final = bytes(_ALPHABET[i % 64] for i in range(256))
 _VERSION: Final = bytes(_ALPHABET[28 + i % 4] for i in range(256))  # 0111, then two random bits
 _VARIANT: Final = bytes(_ALPHABET[2 + 4 * (i % 16)] for i in range(256))  # four random bits, then 10
 _LAST: Final = bytes(_ALPHABET[16 * (i % 4)] for i in range(256))  # two random bits, then the padding
-_MADE_TOGETHER: Final = 8
 
 
-class _MadeIds:
-    """Ids that were made in one millisecond and are not used yet."""
+class _Burst:
+    """The ids of one millisecond."""
 
     milliseconds = 0
-    ids: list[bytes] = []
+    ids: Iterator[bytes] = iter(())
 
 
-_made: Final = _MadeIds()
+_burst: Final = _Burst()
 
 
 def new_correlation_id() -> bytes:
     """Return one new id, ASCII."""
-    milliseconds = clock.time_ns() // 1_000_000
-    if milliseconds != _made.milliseconds or not _made.ids:
-        _made.milliseconds, _made.ids = milliseconds, new_correlation_ids(_MADE_TOGETHER)
-    return _made.ids.pop()
-
-
-@functools.lru_cache(2)
-def _time_part(milliseconds: int) -> bytes:
-    return b"".join([_PAIRS[milliseconds >> shift & 4095] for shift in (36, 24, 12, 0)])
+    return next(_ids())
 
 
 def new_correlation_ids(count: int) -> list[bytes]:
     """Return new ids, ASCII, each once."""
-    ids: list[bytes] = []
-    while len(ids) < count:
+    return [*itertools.islice(_ids(), count)]
+
+
+def _ids() -> Iterator[bytes]:
+    milliseconds = clock.time_ns() // 1_000_000
+    if milliseconds != _burst.milliseconds:
+        _burst.milliseconds, _burst.ids = milliseconds, _ids_of(milliseconds)
+    return _burst.ids
+
+
+def _ids_of(milliseconds: int) -> Iterator[bytes]:
+    """Yield ids of a millisecond, each once. 4096 of them share their noise; 62 random bits remain."""
+    time = b"".join([_PAIRS[milliseconds >> shift & 4095] for shift in (36, 24, 12, 0)])
+    while True:
         noise = chance.getrandbits(96).to_bytes(12)  # ids are not secrets, and the kernel's numbers cost a call each
-        fixed = bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
-        head = _time_part(clock.time_ns() // 1_000_000) + fixed
+        head = time + bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
         tail = noise[3:11].translate(_ANY) + bytes((_LAST[noise[11]],))
-        # Ids of one burst share their noise and differ in twelve bits; 62 random bits remain.
-        ids += [head + pair + tail for pair in _PAIRS[: count - len(ids)]]
-    return ids
+        for pair in _PAIRS:
+            yield head + pair + tail

@@ -35,7 +35,7 @@ async def test_a_record_is_where_the_report_says(offset: int, acks: str, result:
     client = ProducerClient("p", Admin(kafka), settings, bridge, lambda cause: None)
     assert isinstance(client._client, PolledClient)
     records = [OutgoingRecord("t", None, b"", [], 0, 0)]
-    request = WriteRequest(records, Claim(("t", 0), 0), posted.append, lambda results: None)
+    request = WriteRequest(records, Claim(("t", 0), 0), posted.append, None, [None] * len(records))
     client._client._reported(request, 0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
     found = request.results[0]

@@ -27,8 +27,8 @@ from headrace.http.auth import Authenticator, Principal
 from headrace.http.auth.principals import ANYONE, RequestCaller
 from headrace.http.endpoint import ADMINISTRATION, OPEN, Endpoint, Route, ServedEndpoint, served
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import HttpResponse, error_response, respond_error
-from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest, RequestHead
+from headrace.http.messages import error_response, respond_error
+from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest, RequestHead, WholeResponse
 from headrace.http.request_checks import RequestChecks
 from headrace.http.request_report import end_span, log_access, server_span
 from headrace.http.targets import Targets
@@ -167,7 +167,7 @@ class Application:
             response = error_response(error_of(request, defect))
         self._end(request, response)
 
-    def _end(self, request: HttpRequest, response: HttpResponse) -> None:
+    def _end(self, request: HttpRequest, response: WholeResponse) -> None:
         self._leave(request)
         request.response.respond(response)
         self._ended(request)

@@ -17,7 +17,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, SEE_OWN
 from headrace.http.messages import HttpResponse, decode_body, decode_query, query_of, read_json
-from headrace.http.request import HttpRequest, RequestHead
+from headrace.http.request import HttpRequest, RequestHead, WholeResponse
 from headrace.runtime.telemetry.correlation import caller
 
 if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
@@ -242,7 +242,7 @@ class Steps(Protocol):
             HeadraceError: The request cannot be served; nothing was done.
         """
 
-    def respond(self, needed: Any, results: Any) -> HttpResponse:
+    def respond(self, needed: Any, results: Any) -> WholeResponse:
         """Return the response for the results."""
 
 

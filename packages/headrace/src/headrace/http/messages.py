@@ -18,7 +18,6 @@ from headrace.runtime.telemetry.correlation import new_correlation_id
 T = TypeVar("T")
 
 JSON: Final = b"application/json"
-TRACE_PARENT: Final = b"traceparent"
 _UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
 _TOO_LONG: Final = "`array` of length <="
 _CAUSE_CHARACTERS: Final = 200

@@ -100,7 +100,7 @@ class RequestQueue:
     def add_repeated(self, head: RequestHead, body: bytes) -> bool:
         """Serve a whole request with an earlier head; return False if it needs more than its body."""
         connection = self._connection
-        request = HttpRequest(connection, head, body)
+        request = HttpRequest.of(connection, head, body)
         if connection.shared.application.needs(request):
             return False
         self.latest = self._serving = request
@@ -386,7 +386,7 @@ class RequestParser:
         is_direct = connection.kind == "requests" and head.url.startswith(connection.shared.targets.direct)
         if not is_direct and not connection.may_send(head.url):
             return
-        request = HttpRequest(connection, head.complete(self._parser))
+        request = HttpRequest.of(connection, head.complete(self._parser))
         if self._head_bytes or len(self._chunk) > MAX_HEAD_BYTES:
             request.head.is_long = head.is_long
             self._head_bytes = 0

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from headrace.errors import HeadraceError
-from headrace.http.auth.principals import ANYONE
+from headrace.http.auth.principals import ANYONE, RequestCaller
 from headrace.runtime import clock
 from headrace.runtime.telemetry.correlation import new_correlation_id
 
@@ -28,6 +30,7 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
 CORRELATION: Final = b"x-correlation-id"
 TRACEABILITY: Final = b"x-traceability-id"
+TRACE_PARENT: Final = b"traceparent"
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -41,7 +44,7 @@ STATUS_LINES: Final = {status: f"HTTP/1.1 {status} \r\n".encode() for status in 
 }
 
 
-_PLAIN: Final = STATUS_LINES[200] + b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n"
+_PLAIN: Final = STATUS_LINES[200] + b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
 _CORRELATION_LINE: Final = b"x-correlation-id: %b\r\n"
 _TRACEABILITY_LINE: Final = b"x-traceability-id: %b\r\n"
 
@@ -116,6 +119,9 @@ class RequestHead:
         self.is_long = False
         """Whether it exceeds its limit although it arrived in one piece."""
         # Found once for all requests with it
+        self.correlation_id = self.given_id(CORRELATION)
+        self.traceability_id = self.given_id(TRACEABILITY)
+        self.trace_parent = self.given_id(TRACE_PARENT)
         self.route: Any = None
         """The `Route`, once the router has found it."""
         self.parsed: Any = None
@@ -133,29 +139,25 @@ class RequestHead:
         return value if value and _ID.fullmatch(value) else None
 
 
-class RequestBody:
+class RequestBody(msgspec.Struct, eq=False):
     """The part of a request's body that has arrived and that no endpoint has received; waits for the client."""
 
-    def __init__(
-        self, connection: RequestConnection, head: RequestHead, response: ResponseWriter, whole: bytes | None
-    ) -> None:
-        """Begin; `whole` is all of it, if that has arrived and no task waits for it."""
-        # This connection
-        self._connection = connection
-        # This request
-        self._response = response
-        self.chunks: list[bytes] = [] if whole is None else [whole]
-        self.size_bytes = 0 if whole is None else len(whole)
-        """Of all that has arrived."""
-        self.has_more = whole is None
-        """Whether bytes are still to come."""
-        self.is_direct = whole is not None
-        """Whether no task waits for a part: it is served at its end."""
-        self.expects_continue = head.expects_continue
-        """Whether the client waits for status 100 before it sends the rest."""
-        self.judge: Callable[[], Awaitable[None]] | None = None
-        """Set while credentials are to be judged again; raises if they have ended."""
-        self._unread_bytes = 0
+    # This connection
+    _connection: RequestConnection
+    # This request
+    _response: ResponseWriter
+    expects_continue: bool
+    """Whether the client waits for status 100 before it sends the rest."""
+    chunks: list[bytes]
+    size_bytes: int
+    """Of all that has arrived."""
+    has_more: bool
+    """Whether bytes are still to come."""
+    is_direct: bool
+    """Whether no task waits for a part: it is served at its end."""
+    judge: Callable[[], Awaitable[None]] | None = None
+    """Set while credentials are to be judged again; raises if they have ended."""
+    _unread_bytes: int = 0
 
     def arrived(self, data: bytes) -> None:
         """Take a part; if too much waits for the endpoint, the connection reads no more."""
@@ -239,35 +241,34 @@ class _Framing:
         return data
 
 
-class ResponseWriter:
+class ResponseWriter(msgspec.Struct, eq=False):
     """The response to one request: `send` or `respond` write it whole, `start`, `write` and `end` in parts.
 
     If the client is gone, these do nothing.
     """
 
-    def __init__(self, connection: RequestConnection, head: RequestHead) -> None:
-        # This connection
-        self._connection = connection
-        # This request
-        self.head = head
-        self.ids = b""
-        """Header lines of every response: the ids of the request, which are valid."""
-        # This response
-        self.status = 0
-        """0 until it has begun."""
-        self.sent_bytes = 0
-        """Bytes of its body."""
-        self.keep_alive = head.keep_alive
-        """Whether the connection stays open after it."""
-        self.is_complete = False
-        self.is_disconnected = False
-        """Whether nothing can be sent any more."""
-        self.last_bytes: Callable[[HeadraceError], bytes] | None = None
-        """Returns the last bytes of a stream that an error ends."""
-        self.confirm: Callable[[float | None], Awaitable[Any]] | None = None
-        """Waits in place of the connection for a request whose client is connected to another process."""
-        self._framing: _Framing | None = None
-        self._changed: asyncio.Event | None = None
+    # This connection
+    _connection: RequestConnection
+    # This request
+    head: RequestHead
+    # This response
+    keep_alive: bool
+    """Whether the connection stays open after it."""
+    ids: bytes = b""
+    """Header lines of every response: the ids of the request, which are valid."""
+    status: int = 0
+    """0 until it has begun."""
+    sent_bytes: int = 0
+    """Bytes of its body."""
+    is_complete: bool = False
+    is_disconnected: bool = False
+    """Whether nothing can be sent any more."""
+    last_bytes: Callable[[HeadraceError], bytes] | None = None
+    """Returns the last bytes of a stream that an error ends."""
+    confirm: Callable[[float | None], Awaitable[Any]] | None = None
+    """Waits in place of the connection for a request whose client is connected to another process."""
+    _framing: _Framing | None = None
+    _changed: asyncio.Event | None = None
 
     def wake(self) -> None:
         """Wake who waits for the client: for the body, for the end of the connection or of this response."""
@@ -322,8 +323,8 @@ class ResponseWriter:
         if response.is_plain and self.keep_alive and self.head.method != "HEAD":
             self.status = 200
             if not self.is_disconnected:
-                head = _PLAIN % (self._connection.shared.date, len(body), self.ids)
-                self._connection.transport.write(head + body)
+                connection = self._connection
+                connection.transport.write(_PLAIN % (connection.shared.date, len(body), self.ids, body))
                 self._completed()
             return
         self._start(response.status, response.headers, body if self.head.method != "HEAD" else b"")
@@ -398,29 +399,37 @@ class ResponseWriter:
         return await self._connection.written(self, patience_seconds)
 
 
-class HttpRequest:
+class HttpRequest(msgspec.Struct, eq=False):
     """One request of a client: its head, its body, its response, and what is known of it while it is served."""
 
-    def __init__(self, connection: RequestConnection, head: RequestHead, whole_body: bytes | None = None) -> None:
-        """Take a complete head from the connection that received it, and the body if it has arrived with it."""
-        # This connection
-        self.connection = connection
-        # This request
-        self.head = head
-        self.response = ResponseWriter(connection, head)
-        self.body = RequestBody(connection, head, self.response, whole_body)
-        self.started_at = clock.perf_counter()
-        self.is_streaming = False
-        """Set by an endpoint whose clients may send and read slowly."""
-        # While it is served
-        self.caller = ANYONE
-        self.correlation_id = b""
-        """The id of the client if it is valid, else a new one."""
-        self.traceability_id: bytes | None = None
-        self.span: TraceSpan | None = None
-        """The span of the request, if it is traced."""
-        self.is_entered = False
-        """Whether it counts as in progress, so that a drain waits for it."""
+    # This connection
+    connection: RequestConnection
+    # This request
+    head: RequestHead
+    response: ResponseWriter
+    body: RequestBody
+    started_at: float
+    is_streaming: bool = False
+    """Set by an endpoint whose clients may send and read slowly."""
+    # While it is served
+    caller: RequestCaller = ANYONE
+    correlation_id: bytes = b""
+    """The id of the client if it is valid, else a new one."""
+    traceability_id: bytes | None = None
+    span: TraceSpan | None = None
+    """The span of the request, if it is traced."""
+    is_entered: bool = False
+    """Whether it counts as in progress, so that a drain waits for it."""
+
+    @staticmethod
+    def of(connection: RequestConnection, head: RequestHead, whole: bytes | None = None) -> HttpRequest:
+        """Take a complete head from the connection that received it, and the whole body if it has arrived with it."""
+        response = ResponseWriter(connection, head, head.keep_alive)
+        if whole is None:
+            body = RequestBody(connection, response, head.expects_continue, [], 0, True, False)
+        else:
+            body = RequestBody(connection, response, head.expects_continue, [whole], len(whole), False, True)
+        return HttpRequest(connection, head, response, body, clock.perf_counter())
 
     @property
     def scheme(self) -> str:
@@ -442,8 +451,8 @@ class HttpRequest:
 
     def identify(self) -> None:
         """Give it its ids, which its response returns: those of the client if they are valid."""
-        self.correlation_id = self.head.given_id(CORRELATION) or new_correlation_id()
-        self.traceability_id = traceability_id = self.head.given_id(TRACEABILITY)
+        self.correlation_id = self.head.correlation_id or new_correlation_id()
+        self.traceability_id = traceability_id = self.head.traceability_id
         ids = _CORRELATION_LINE % self.correlation_id
         self.response.ids = ids if traceability_id is None else ids + _TRACEABILITY_LINE % traceability_id
 

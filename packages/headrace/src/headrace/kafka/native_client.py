@@ -11,7 +11,7 @@ from typing import Any, Final
 from headrace.kafka.client import library
 from headrace.kafka.client.properties import client_log
 from headrace.kafka.polled_client import Refused
-from headrace.kafka.write_request import ProduceResult, WriteRequest
+from headrace.kafka.write_request import ProduceResult, Results, WriteRequest
 from headrace.records import OutgoingRecord, WrittenRecords
 from headrace.runtime import LoopBridge, blocking, clock
 
@@ -77,11 +77,10 @@ class NativeClient:
         completed, events, more = self._client.drain(_MOST_REPORTS)
         for request, first, count, found in completed:
             if type(found) is bytes:
-                request.reported(first, WrittenRecords(count, found))
+                results: Results = WrittenRecords(count, found)
             else:
-                request.reported(
-                    first, [self._result_of(request.records[at], *one) for at, one in enumerate(found, first)]
-                )
+                results = [self._result_of(request.records[at], *one) for at, one in enumerate(found, first)]
+            request.reported(first, count, results)
         for event in events:
             if event is not None and len(event) == 2:
                 client_log.log(_LEVELS[event[0]], event[1])

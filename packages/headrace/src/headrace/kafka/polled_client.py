@@ -66,7 +66,7 @@ class PolledClient:
             except SystemError as fatal:
                 if isinstance(fatal.__cause__, library.KafkaException):
                     self._note_error(fatal.__cause__.args[0])
-        request.reported(index, [self._result(record.topic(), record.partition(), offset, error)])
+        request.reported(index, 1, [self._result(record.topic(), record.partition(), offset, error)])
 
     def serve(self, work: blocking.Event, seconds: float) -> None:
         """Take reports for a while, on the thread."""

@@ -241,7 +241,7 @@ class Producer(Service):
         assert self._bridge
         self._idle.clear()
         self._open_requests += 1
-        return WriteRequest(records, claim, self._bridge.post, done)
+        return WriteRequest(records, claim, self._bridge.post, done, [None] * len(records))
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from headrace import errors
 from headrace.records import OutgoingRecord, Produced, WrittenRecords
@@ -20,37 +22,34 @@ TopicPartitionKey = tuple[str, int]
 """A topic, and the partition of all records of a request; `SEVERAL` if there are more or the client chooses."""
 
 
-class Claim(NamedTuple):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """The bytes of one request, counted in a budget."""
 
     key: TopicPartitionKey
     size_bytes: int
 
 
-class WriteRequest:
+class WriteRequest(msgspec.Struct, eq=False):
     """The records of one `send`: their results, and how many still wait for a report."""
 
-    def __init__(
-        self, records: Sequence[OutgoingRecord], claim: Claim, post: Callable[[WriteRequest], None], done: Done
-    ) -> None:
-        """Prepare; `post` gets the request with all results."""
-        # For good
-        self.records = records
-        self.claim = claim
-        self.in_order = False
-        self.is_alone = False  # whether each record has a batch of its own
-        self.done: Done | None = done
-        self._post = post
-        # What is known so far
-        self.results: Any = [None] * len(records)  # `Results` in the end
-        self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
-        self._reported = 0  # written by the side that takes reports
-        self._refused = 0  # written by the loop only
+    # For good
+    records: Sequence[OutgoingRecord]
+    claim: Claim
+    _post: Callable[[WriteRequest], None]
+    """Gets the request with all results."""
+    done: Done | None
+    # What is known so far
+    results: Any
+    """A list of `None` in the beginning, `Results` in the end."""
+    in_order: bool = False
+    is_alone: bool = False  # whether each record has a batch of its own
+    is_suspected: bool = False  # whether Kafka refused a batch, and not certainly each record of it
+    _reported: int = 0  # written by the side that takes reports
+    _refused: int = 0  # written by the loop only
 
-    def reported(self, index: int, results: Results) -> None:
-        """Take the results of the records from an index on; always on the same thread."""
-        count = len(results)
-        if count == len(self.results):
+    def reported(self, index: int, count: int, results: Results) -> None:
+        """Take the results of so many records from an index on; always on the same thread."""
+        if count == len(self.records):
             self.results = results
         else:
             self.results[index : index + count] = results
@@ -59,14 +58,14 @@ class WriteRequest:
         self._reported += count
         # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
         # request is posted twice, and the second time it is done already.
-        if self._reported + self._refused == len(self.results):
+        if self._reported + self._refused == len(self.records):
             self._post(self)
 
     def refuse(self, index: int, error: errors.HeadraceError) -> None:
         """Record that the client did not take a record, on the loop."""
         self.results[index] = error
         self._refused += 1
-        if self._reported + self._refused == len(self.results):
+        if self._reported + self._refused == len(self.records):
             self._post(self)
 
     def suspects(self) -> list[int]:

@@ -101,7 +101,8 @@ class Metrics(Collector):
         self._audit_events: dict[_Labels, int] = defaultdict(int)
         self._requests: dict[tuple[str, int], DurationHistogram] = defaultdict(DurationHistogram)
         """By route and status."""
-        self._clients: dict[_Labels, int] = defaultdict(int)
+        self._clients: dict[tuple[str, int], int] = defaultdict(int)
+        """By label of the caller, and hundreds of the status."""
         self._principals: dict[str, str] = {"": ANONYMOUS}
         self.on_request: Callable[[str, str, int, float], None] | None = None
         """Called with route, label of the caller, status and seconds of each answered request."""
@@ -130,7 +131,7 @@ class Metrics(Collector):
         """Count one answered request of the present caller; `route` is a pattern, never a path with names in it."""
         self._requests[route, status].add(seconds)
         principal = self._principals.get(name := caller.get()) or self._label_of(name)
-        self._clients[principal, f"{status // 100}xx"] += 1
+        self._clients[principal, status // 100] += 1
         if self.on_request:
             self.on_request(route, principal, status, seconds)
 
@@ -162,7 +163,7 @@ class Metrics(Collector):
         for key, value in gauges().items():
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
-        found[_CLIENTS] |= self._clients
+        found[_CLIENTS] |= {(name, f"{hundreds}xx"): count for (name, hundreds), count in self._clients.items()}
         found["headrace_audit_events_total"] |= self._audit_events
         found["headrace_http_request_seconds"] = {
             (route, str(status)): durations for (route, status), durations in self._requests.items()

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
+import msgspec
+
 from headrace import errors
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer_config import ProducerConfig
@@ -49,7 +51,7 @@ Requested = ParsedRequest | OutgoingRecord
 _PARTS: Final[tuple[Part, ...]] = ("key", "value")
 
 
-class RequestIds(NamedTuple):
+class RequestIds(msgspec.Struct, frozen=True, gc=False):
     """The headers of the HTTP request that its records get."""
 
     correlation_id: bytes = b""

@@ -166,7 +166,7 @@ def choice_of(
     return SchemaChoice(given, *rest)
 
 
-class ParsedRequest(NamedTuple):
+class ParsedRequest(msgspec.Struct, frozen=True, gc=False):
     """A request."""
 
     request: ProduceRequest

@@ -1,11 +1,13 @@
 """The response to a produce request: an entry per record, and the status of the whole."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from headrace import errors
+from headrace.http.messages import HttpResponse, retry_after
+from headrace.http.request import Headers
 from headrace.records import OutgoingRecord, Produced, WrittenRecords
 from headrace.runtime.telemetry.tracing import TraceSpan
 
@@ -35,7 +37,7 @@ Result = Produced | errors.HeadraceError
 """Where a record was written, or why it was not."""
 
 
-class Prepared(NamedTuple):
+class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A request's records, encoded."""
 
     records: list[OutgoingRecord]
@@ -78,7 +80,7 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename=_RENAMED):
     """Unknown fields of the request, at most 20 (`producer.unknown_fields: ignore`)."""
 
 
-class EncodedResponse(NamedTuple):
+class EncodedResponse(msgspec.Struct, frozen=True, gc=False):
     """The HTTP response to a produce request."""
 
     status: int
@@ -88,6 +90,15 @@ class EncodedResponse(NamedTuple):
     written_records: int = 0
     """Records that are certainly in Kafka."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is successful JSON without other headers."""
+        return self.status == 200
+
+    @property
+    def headers(self) -> Headers:
+        return HttpResponse(self.body, self.status, headers=retry_after(self.retry_after_seconds)).headers
+
 
 def response_of(
     prepared: Prepared, results: Sequence[Result], always_200: bool, acks: Literal["all", 1, 0] = "all"
@@ -95,7 +106,8 @@ def response_of(
     """Return the response for the results of all records, in order."""
     is_plain = prepared.key_schema_id is None and prepared.value_schema_id is None and not prepared.ignored_fields
     if is_plain and acks == "all" and isinstance(results, WrittenRecords):
-        return EncodedResponse(200, _ALL_WRITTEN % results.entries, None, len(results), len(results))
+        total = len(prepared.records)
+        return EncodedResponse(200, _ALL_WRITTEN % results.entries, None, total, total)
     failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None

@@ -5,8 +5,7 @@ Source: OpenTelemetry's semantic conventions for Kafka.
 
 from collections.abc import Sequence
 
-from headrace.http.messages import TRACE_PARENT
-from headrace.http.request import CORRELATION, HttpRequest
+from headrace.http.request import CORRELATION, TRACE_PARENT, HttpRequest
 from headrace.records import Produced
 from headrace.runtime.telemetry.tracing import TraceSpan
 from headrace.sidecar.produce.produce import RequestIds
@@ -27,7 +26,7 @@ def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> 
     if span := request.span:
         write = _begin_write(span, topic) if topic else None
         return RequestIds(correlation, request.traceability_id, (write or span).record_headers(), write)
-    trace = request.head.given_id(TRACE_PARENT)
+    trace = request.head.trace_parent
     return RequestIds(correlation, request.traceability_id, [(TRACE_PARENT.decode(), trace)] if trace else ())
 
 

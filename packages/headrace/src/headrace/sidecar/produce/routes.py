@@ -13,7 +13,7 @@ from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.http import endpoint
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import Endpoint, Rule, is_admin
-from headrace.http.messages import JSON, HttpResponse, media_type, read_body, read_json, unknown_name
+from headrace.http.messages import JSON, media_type, read_body, read_json, unknown_name
 from headrace.http.request import CORRELATION, TRACEABILITY, Headers, HttpRequest, RequestHead
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import Header, OutgoingRecord, Produced
@@ -130,11 +130,11 @@ class ProduceRoute:
         requested = self._requested(request, topic, body)
         return await self._service.load(topic, requested, record_ids(request, topic))
 
-    def respond(self, needed: Prepared, results: Sequence[Result]) -> HttpResponse:
+    def respond(self, needed: Prepared, results: Sequence[Result]) -> EncodedResponse:
         response = self._service.respond(needed, results)
         if needed.write:
             end_write(needed.write, results)
-        return self._writing.response(response)
+        return self._writing.counted(response)
 
     def _requested(self, request: HttpRequest, topic: str, body: bytes) -> Requested:
         head = request.head

@@ -10,8 +10,8 @@ from headrace.config.http import HttpConfig
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import HttpResponse, read_json, retry_after
-from headrace.http.request import Headers, HttpRequest, RequestHead
+from headrace.http.messages import HttpResponse, read_json
+from headrace.http.request import HttpRequest, RequestHead, WholeResponse
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
 from headrace.runtime.telemetry.metrics import Metrics
@@ -83,17 +83,15 @@ class Writing:
         else:
             self.transactions.do(needed, done)
 
-    def respond(self, needed: PreparedTransaction | EncodedResponse, results: Sequence[Result]) -> HttpResponse:
+    def respond(self, needed: PreparedTransaction | EncodedResponse, results: Sequence[Result]) -> WholeResponse:
         if isinstance(needed, EncodedResponse):
-            return self.response(needed, [_REPLAYED])
-        return self.response(self.transactions.respond(needed, results))
+            return HttpResponse(needed.body, needed.status, headers=[_REPLAYED])
+        return self.counted(self.transactions.respond(needed, results))
 
-    def response(self, response: EncodedResponse, headers: Headers = ()) -> HttpResponse:
+    def counted(self, response: EncodedResponse) -> EncodedResponse:
         """Return a response, and count its records."""
         self._metrics.produced(response.requested_records, response.written_records)
-        if response.retry_after_seconds is not None:
-            headers = [*retry_after(response.retry_after_seconds), *headers]
-        return HttpResponse(response.body, response.status, headers=headers)
+        return response
 
 
 @dataclasses.dataclass(eq=False)

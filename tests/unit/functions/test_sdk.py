@@ -71,7 +71,7 @@ def test_each_public_member_of_nuclios_sdk_is_there_or_named_as_absent() -> None
 @pytest.mark.parametrize("body", [b"\xff", "text", {"a": 1}, None, 5, datetime(2022, 1, 1), {b"a": object()}])
 def test_an_event_is_printed(body: Any) -> None:
     """`repr` is the JSON of `to_json`, also of headers and texts of bytes, and never fails."""
-    event = serving._RecordEvent(body, b"k", [("a", b"\xff")], 42, 2**62, EventSource("flights", 3, 8))
+    event = Event(body, b"k", [("a", b"\xff")], 42, 2**62, EventSource("flights", 3, 8))
     event.__class__ = serving._BytesEvent
     if isinstance(body, dict) and b"a" in body:
         assert repr(event).startswith("<")

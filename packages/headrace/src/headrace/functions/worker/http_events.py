@@ -2,12 +2,13 @@
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
 from headrace.functions import protocol
-from headrace.functions.sdk import Event, EventSource, TriggerInfo
+from headrace.functions.sdk import Event, EventSource
 from headrace.functions.worker.handler import Responses, check_is_data, parts_of, text_of, to_json
 
 _JSON = "application/json"
@@ -41,19 +42,26 @@ class RequestResponses(Responses):
         output = protocol.Output(data, [(":status", b"%d" % status), *sent])
         return protocol.Result([output], error=f"status {status}" if status >= 400 else "")
 
-    def event_of(self, work: protocol.Work, info: TriggerInfo, typed: bool) -> Event:
-        """Return the event of a request; with `typed` the body of JSON is decoded later, into the handler's type."""
+    def complete(
+        self, event: Event, *, decode: Callable[[Event], protocol.Result | None] | None, typed: bool
+    ) -> protocol.Result | None:
+        """Make the event of a record that of a request, and decode it; without `typed` JSON is decoded here."""
         from urllib.parse import parse_qsl, unquote  # here, so that functions without requests start without it
 
-        pairs, body = (work.headers or [None])[0] or (), work.values[0] or b""
+        pairs: Any = event._headers or ()
+        body = event.body or b""
         (_, method), (_, target), *rest = [(name.title(), (value or b"").decode("latin-1")) for name, value in pairs]
         headers: dict[str, Any] = dict(rest)
         (path, _, query), kind = target.partition("?"), headers.get("Content-Type", "")
-        event = Event(body, None, headers, 0, work.timestamps_ms[0], EventSource(trigger=info), size=len(body))
+        event.body = body
+        event.size = len(body)
+        event._headers = headers
+        event._origin = EventSource(trigger=event.trigger)
         event.method, event.url, event.content_type = method, target, kind
         event.path, event.fields = unquote(path), dict(parse_qsl(query, keep_blank_values=True))
-        event.id = (work.keys[0] or b"").decode()
+        event.id = (event.key or b"").decode()
+        event.key = None
         if kind == _JSON and not typed:
             with contextlib.suppress(DecodeError):
                 event.body = JsonCodec.decode_python(body)
-        return event
+        return decode(event) if decode else None

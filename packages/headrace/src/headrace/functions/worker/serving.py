@@ -57,23 +57,30 @@ class Bodies:
 
 
 class _RecordEvent(Event):
-    """An event of a record. Keyword arguments would make it twice as expensive."""
+    """An event of a record. Its attributes are set where it is made: arguments would make it twice as expensive."""
 
-    def __init__(self, body: Any, key: Any, headers: Any, offset: int, timestamp_ms: int, origin: EventSource) -> None:
-        self.body = body
-        self.key = key
-        self.offset = offset
-        self.timestamp_ms = timestamp_ms
-        self._headers = headers
-        self._origin = origin
+    __init__ = object.__init__
 
 
-class _BytesEvent(Event):
+class _BytesEvent(_RecordEvent):
     """An event whose texts are bytes, as Nuclio's with `NUCLIO_PYTHON_DECODE_EVENT_STRINGS: no`."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         return _as_bytes(found) if name in _TEXTS else found
+
+
+def _event_of(
+    kind: type[Event], body: Any, key: Any, headers: Any, offset: int, timestamp_ms: int, origin: EventSource
+) -> Event:
+    event = kind()
+    event.body = body
+    event.key = key
+    event.offset = offset
+    event.timestamp_ms = timestamp_ms
+    event._headers = headers
+    event._origin = origin
+    return event
 
 
 def _as_bytes(found: Any) -> Any:
@@ -86,8 +93,8 @@ def _as_bytes(found: Any) -> Any:
 
 class _Trigger(NamedTuple):
     info: TriggerInfo
-    decode_key: Convert | None
-    decode_value: Convert | None
+    decode: Callable[[Event], protocol.Result | None] | None
+    """Decodes key and value of an event; returns the result of a record that cannot be decoded."""
     responses: Responses
     batch_size: int
 
@@ -102,30 +109,31 @@ class Serving:
         self.bodies = Bodies()
         self._handler = handler
         decodes = os.environ.get("NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "").lower()
-        self._has_texts = decodes not in ("no", "false", "disable", "disabled")
+        self._kind = _BytesEvent if decodes in ("no", "false", "disable", "disabled") else _RecordEvent
         self._context = context
-        self._triggers = [
-            _Trigger(
-                TriggerInfo(trigger.kind, trigger.name) if trigger.requests else TriggerInfo(name=trigger.name),
-                self.bodies.decoder(trigger.key_format),
-                _validating(self.bodies.decoder(trigger.value_format), body_type(handler), trigger),
-                (RequestResponses if trigger.requests else Responses)(
-                    trigger.output_format, bool(trigger.output_topic)
-                ),
-                trigger.batch_size,
-            )
-            for trigger in setup.triggers
-        ]
+        self._triggers = [self._trigger_of(trigger) for trigger in setup.triggers]
         self._progress = memoryview(progress).cast("Q")
         # A process that the handler forks must not serve further records: counting one raises there.
         os.register_at_fork(after_in_child=self._progress.release)
         self._begun = 0
         self._trigger = 0
-        self._events: Sequence[Event | None] = ()
-        """Of the frame at work; empty between frames."""
+        self._event: Event | None = None
+        """The one at work, the first of a batch; None between frames."""
+        self._batch: Sequence[Event] = ()
+        """Of the frame at work, if a call gets several events."""
         self._emitted: dict[int, list[protocol.Output]] = {}
         """Outputs of the frame at work, by the index of their record."""
-        context._emit, context._at_work = self._emit, self._at_work
+        context._emit, context._at_work = self._emit, lambda: self._event
+
+    def _trigger_of(self, trigger: protocol.TriggerSetup) -> _Trigger:
+        value = _validating(self.bodies.decoder(trigger.value_format), body_type(self._handler), trigger)
+        decode = _decoder_of(self.bodies.decoder(trigger.key_format), value)
+        if trigger.requests:
+            requests = RequestResponses(trigger.output_format, bool(trigger.output_topic))
+            complete = partial(requests.complete, decode=decode, typed=value is not None)
+            return _Trigger(TriggerInfo(trigger.kind, trigger.name), complete, requests, 0)
+        responses = Responses(trigger.output_format, bool(trigger.output_topic))
+        return _Trigger(TriggerInfo(name=trigger.name), decode, responses, trigger.batch_size)
 
     async def serve(self, work: protocol.Work, stop: int = -1) -> bytearray:
         """Call the handler as `results` does, and return the response to the parent."""
@@ -147,9 +155,9 @@ class Serving:
         The parent writes `stop` into shared memory to stop this frame between two records.
         """
         results: list[protocol.AnyResult] = [None] * len(work.offsets)
+        self._begun, self._trigger = self._progress[0], work.trigger
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
-        events = self._events_of(work, results)
-        begun = await serve(events, results, stop, work.in_order)
+        begun = await serve(work, results, stop)
         await self._uncancel()
         del results[begun:]
         for index, outputs in self._emitted.items():
@@ -159,51 +167,69 @@ class Serving:
             if result is None or not result.error:
                 outputs += result.outputs if result else []
                 results[index] = protocol.Result(outputs, held=result is not None and result.held)
-        self._events = ()
+        self._event = None
+        self._batch = ()
         self._emitted = {}
         return results
 
-    async def _serve_each(
-        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
-    ) -> int:
+    async def _serve_each(self, work: protocol.Work, results: list[protocol.AnyResult], stop: int) -> int:
         handler, resolve = self._handler, self.resolve
-        context, progress, begun = self._context, self._progress, self._begun
-        responses = self._triggers[self._trigger].responses
+        context, progress, first, in_order = self._context, self._progress, self._begun + 1, work.in_order
+        trigger = self._triggers[work.trigger]
+        responses, decode = trigger.responses, trigger.decode
         nothing, is_cancelled = responses.nothing, self._is_cancelled()
-        for index, event in enumerate(events):
+        kind, source = self._kind, EventSource(work.topic, work.partition, work.partitions, trigger.info)
+        numbers, each_headers = range(first, first + len(results)), work.headers or repeat(None)
+        columns = numbers, work.values, work.keys, each_headers, work.offsets, work.timestamps_ms
+        number: int
+        for number, body, key, headers, offset, timestamp_ms in zip(*columns, strict=False):
             if progress[1] == stop:
-                return index
-            progress[0] = begun + index + 1
-            if event is None:
+                return number - first
+            progress[0] = number
+            self._event = event = kind()
+            event.body = body
+            event.key = key
+            event.offset = offset
+            event.timestamp_ms = timestamp_ms
+            event._headers = headers
+            event._origin = source
+            if decode and (undecodable := decode(event)):
+                results[number - first] = undecodable
                 continue
             if is_cancelled and is_cancelled():
                 await self._uncancel()
             try:
                 response = handler(context, event)
-                if type(response) is CoroutineType:
-                    response = resolve(response) if resolve else await response
                 if response is nothing:
                     continue
-                result = responses.result_of(response)
+                if type(response) is CoroutineType:
+                    response = resolve(response) if resolve else await response
+                result = None if response is nothing else responses.result_of(response)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 result = failure(cause)
-            results[index] = result
-            if in_order and isinstance(result, protocol.Result) and result.error:
-                return index + 1
-        return len(events)
+            results[number - first] = result
+            if in_order and type(result) is protocol.Result and result.error:
+                return number - first + 1
+        return len(results)
 
-    async def _serve_batches(
-        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
-    ) -> int:
+    async def _serve_batches(self, work: protocol.Work, results: list[protocol.AnyResult], stop: int) -> int:
         handler, resolve = self._handler, self.resolve
-        trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
-        failed = False
+        trigger, known, failed = self._triggers[work.trigger], list[int](), False
+        columns = work.values, work.keys, work.headers or repeat(None), work.offsets, work.timestamps_ms
+        source = EventSource(work.topic, work.partition, work.partitions, trigger.info)
+        self._batch = [*map(_event_of, repeat(self._kind), *columns, repeat(source))]
+        for index, event in enumerate(self._batch):
+            self._progress[0] = self._begun + index + 1  # a record that crashes its codec is to blame
+            results[index] = trigger.decode(event) if trigger.decode else None
+            known += [] if results[index] else [index]
+        self._progress[0] = self._begun
         for first in range(0, len(known), trigger.batch_size):
-            if self._progress[1] == stop or (failed and in_order):
+            if self._progress[1] == stop or (failed and work.in_order):
                 self._progress[0] = self._begun + known[first]
                 return known[first]
             indexes = known[first : first + trigger.batch_size]
-            batch = [event for index in indexes if (event := events[index])]
+            batch = [self._batch[index] for index in indexes]
+            self._event = batch[0]
             self._progress[0] = self._begun + indexes[0] + 1
             await self._uncancel()
             try:
@@ -216,8 +242,8 @@ class Serving:
             for index, result in zip(indexes, found, strict=True):
                 results[index] = result
                 failed = failed or bool(isinstance(result, protocol.Result) and result.error)
-        self._progress[0] = self._begun + len(events)
-        return len(events)
+        self._progress[0] = self._begun + len(results)
+        return len(results)
 
     def _is_cancelled(self) -> Callable[[], int] | None:
         """Return what tells whether an async handler has cancelled the task of all records; None for a plain one."""
@@ -239,54 +265,16 @@ class Serving:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
 
-    def _at_work(self) -> Event | None:
-        # The number of records begun tells which one is at work, so calls of the handler need no preparation.
-        return self._events[self._progress[0] - self._begun - 1] if self._events else None
-
     def _emit(self, topic: str, key: Any, value: Any, headers: Any, event: Event | None) -> None:
-        at_work, trigger = self._at_work(), self._triggers[self._trigger]
-        if at_work is None:
+        trigger = self._triggers[self._trigger]
+        if self._event is None:
             raise RuntimeError(
                 "emit outside a call of the handler: an output belongs to a record, so emit before it returns"
             )
         if trigger.batch_size and event is None:
             raise RuntimeError("emit in a batch without its event: write event=, because an output belongs to a record")
-        index = self._events.index(event) if trigger.batch_size else self._progress[0] - self._begun - 1
+        index = self._batch.index(event) if trigger.batch_size else self._progress[0] - self._begun - 1
         self._emitted.setdefault(index, []).append(trigger.responses.emitted(topic, key, value, headers))
-
-    def _events_of(self, work: protocol.Work, results: list[protocol.AnyResult]) -> list[Event | None]:
-        """Return the event of each record; None, and a result, for a record that cannot be decoded."""
-        info, decode_key, decode_value, responses, _ = self._triggers[work.trigger]
-        source = EventSource(work.topic, work.partition, work.partitions, info)
-        headers = work.headers or [None] * len(work.offsets)
-        columns = work.values, work.keys, headers, work.offsets, work.timestamps_ms
-        events: list[Event | None] = [*map(_RecordEvent, *columns, repeat(source))]
-        if isinstance(responses, RequestResponses):
-            decode_value = None if decode_value is JsonCodec.decode_python else decode_value
-            events = [responses.event_of(work, info, decode_value is not None)]
-        for event in () if self._has_texts else events:
-            event.__class__ = _BytesEvent
-        begun, self._trigger = self._progress[0], work.trigger
-        self._begun = begun
-        if decode_key is None and decode_value is None:
-            self._events = events
-            return events
-        for index, event in enumerate(events):
-            assert event is not None
-            self._progress[0] = begun + index + 1  # a record that crashes its codec is to blame
-            try:
-                event.size = len(event.body or b"")
-                event.key = _decoded("key", event.key, decode_key)
-                event.body = _decoded("value", event.body, decode_value)
-            except DecodeError as cause:
-                events[index] = None
-                results[index] = protocol.Result(error="DecodeError", reason=cause.description, undecodable=True)
-            except BaseException as cause:  # noqa: BLE001 boundary to codecs and types: this record fails with its trace
-                events[index] = None
-                results[index] = failure(cause)
-        self._progress[0] = begun
-        self._events = events
-        return events
 
 
 def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[protocol.AnyResult]:
@@ -312,19 +300,35 @@ def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[prot
     return fitting
 
 
-def _decoded(what: str, data: bytes | None, decode: Convert | None) -> Any:
-    if data is None or decode is None:
-        return data
-    try:
-        return decode(data)
-    except DecodeError as cause:
-        raise DecodeError(f"{what}: {cause.description}") from None
+def _decoder_of(key: Convert | None, value: Convert | None) -> Callable[[Event], protocol.Result | None] | None:
+    """Return what decodes key and value of an event; None if there is nothing to decode."""
+
+    def decode(event: Event) -> protocol.Result | None:
+        what, body = "key", event.body
+        event.size = len(body or b"")
+        try:
+            if key and event.key is not None:
+                event.key = key(event.key)
+            what = "value"
+            if value and body is not None:
+                event.body = value(body)
+        except DecodeError as cause:
+            reason = f"{what}: {cause.description}"
+            return protocol.Result(error="DecodeError", reason=reason, undecodable=True)
+        except BaseException as cause:  # noqa: BLE001 boundary to codecs and types: this record fails with its trace
+            return failure(cause)
+        return None
+
+    return decode if key or value else None
 
 
 def _validating(decode: Convert | None, body: Any, trigger: protocol.TriggerSetup) -> Convert | None:
-    """Return a decoder that also makes the handler's type; `decode` itself if the handler has no type."""
+    """Return a decoder that also makes the handler's type; `decode` itself if the handler has no type.
+
+    None for the JSON of a request, which `RequestResponses.complete` decodes.
+    """
     if body is None:
-        return decode
+        return None if trigger.requests and decode is JsonCodec.decode_python else decode
     if decode is None or trigger.value_format in STRINGS:
         text = f"the handler takes Event[{getattr(body, '__name__', body)}], and valueFormat is {trigger.value_format}"
         raise Unusable(f"{text}: write json, or the format of the schema")

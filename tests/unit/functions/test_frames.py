@@ -78,10 +78,9 @@ async def test_responses_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ProtocolBroken):
         frames.completed(protocol.Done())
     frames.add(2, P)
-    with pytest.raises(ProtocolBroken):
-        frames.completed(protocol.Results([]))
-    with pytest.raises(ProtocolBroken):
-        frames.completed(protocol.Results([None] * 3))
+    for response in (protocol.Results([]), protocol.Results([None] * 3), protocol.Done(0.0, [b"one"])):
+        with pytest.raises(ProtocolBroken):
+            frames.completed(response)
     assert frames.completed(protocol.Results([None])) == 1
     frames.close()
 

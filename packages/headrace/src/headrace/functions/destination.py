@@ -5,7 +5,6 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from itertools import repeat
-from typing import Any
 
 from headrace import errors
 from headrace.config.format_list import SCHEMA_TYPES
@@ -125,25 +124,23 @@ class FunctionOutputs:
         mode: str = "disable",
         request: str = "",
         spans: CallSpans | None = None,
+        bodies: Sequence[bytes] = (),
     ) -> list[Reply]:
-        """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output.
+        """Write the outputs of a frame and return how each record ended.
 
         Args:
+            results: One per record; empty if none has failed or has an output, or if there are `bodies`.
             mode: The `explicitAckMode` that counts for these records.
             request: The id of the request, if the record is one.
             spans: Of the calls, if they are traced.
+            bodies: One output per record.
 
         Raises:
             DestinationUnavailable: Kafka did not take any of the outputs.
         """
         replies = [AWAITING_ACK if mode == "explicitOnly" else ACK] * len(records)
-        outgoing: list[OutgoingRecord] = []
-        owners: list[int] = []
-        if {*map(type, results)} == {bytes}:  # as in most frames with outputs, which need no loop
-            bodies: Any = results
-            outgoing = [*map(OutgoingRecord, repeat(self._trigger.output_topic), records.keys, bodies)]
-            owners = [*range(len(bodies))]
-            results = ()
+        outgoing = [*map(OutgoingRecord, repeat(self._trigger.output_topic), records.keys, bodies)]
+        owners = [*range(len(bodies))]
         plain = [protocol.Result([protocol.Output(each, [])]) if isinstance(each, bytes) else each for each in results]
         emitted = {output.topic for result in plain if result for output in result.outputs if output.topic}
         internal = {each for each in emitted if self._kind_of(each)}
@@ -165,8 +162,7 @@ class FunctionOutputs:
         if not outgoing:
             return replies
         outgoing = spans.traced(owners, outgoing) if spans else outgoing
-        offsets = [records.offsets[index] for index in owners]
-        return self._judge(replies, owners, outgoing, await self._write(records.topic_partition, offsets, outgoing))
+        return self._judge(replies, owners, outgoing, await self._write(records, owners, outgoing))
 
     def _outgoing(self, key: bytes | None, output: protocol.Output) -> OutgoingRecord:
         # Often the headers of the event: Headrace's own among them are not the output's.
@@ -200,11 +196,12 @@ class FunctionOutputs:
         return in_turn(replies) if trouble and self._trigger.ordering == "partition" else replies
 
     async def _write(
-        self, partition: TopicPartition, offsets: Sequence[int], outgoing: Sequence[OutgoingRecord]
+        self, records: RecordBatch, owners: Sequence[int], outgoing: Sequence[OutgoingRecord]
     ) -> Sequence[Produced | errors.HeadraceError]:
-        """Write or hold outputs of the records with these offsets, and return a result for each."""
+        """Write or hold the outputs of records with these indexes, and return a result for each."""
         if self._held:
-            return self._held.hold(partition, offsets, outgoing)
+            offsets = [records.offsets[index] for index in owners]
+            return self._held.hold(records.topic_partition, offsets, outgoing)
         while True:
             try:
                 return await self._produce(outgoing)
@@ -424,7 +421,8 @@ class FunctionDestination(PartitionListener):
         if self._suspects:
             self._suspects.ended(partition, records.offsets)
         mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
-        return await self._outputs.settle(records, results, mode, spans=spans)
+        bodies = response.bodies if isinstance(response, protocol.Done) else ()
+        return await self._outputs.settle(records, results, mode, spans=spans, bodies=bodies)
 
     def _blame(self, partition: TopicPartition, records: RecordBatch, lost: errors.WorkerLost) -> Sequence[Reply]:
         """Count the death of a worker. Return the reply of the only record if it is to blame, else none."""

@@ -94,13 +94,18 @@ class FramesInFlight:
 
         Raises:
             ProtocolBroken: No frame is in flight, or the response has too many results, or it has none and the parent
-                has not stopped the frame.
+                has not stopped the frame, or it is `Done` with some bodies only.
         """
         if not self._frames:
             raise ProtocolBroken("a response without a request")
         frame = self._frames[0]
-        records = len(response.results) if isinstance(response, protocol.Results) else frame.records
-        if records > frame.records or not (records or frame.number in self._stopped):
+        if isinstance(response, protocol.Done):
+            records = frame.records
+            fits = len(response.bodies) in (0, records)
+        else:
+            records = len(response.results)
+            fits = records <= frame.records and (records > 0 or frame.number in self._stopped)
+        if not fits:
             raise ProtocolBroken("a response without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)

@@ -107,10 +107,12 @@ class Unfit(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
 
 class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
-    """Every record of the frame succeeded without output."""
+    """Every record of the frame succeeded."""
 
     seconds: float = 0.0
     """How long the frame took in the worker."""
+    bodies: list[bytes] = []
+    """One per record, if each has one output, which has this body and nothing else; empty if none has an output."""
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -139,11 +139,12 @@ class Serving:
         """Call the handler as `results` does, and return the response to the parent."""
         began = perf_counter()
         results = await self.results(work, stop)
-        seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
+        response: protocol.ToParent = protocol.Results(results, seconds := perf_counter() - began)
+        if len(results) == len(work.offsets):
+            bodies: Any = results if {*map(type, results)} == {bytes} else []
+            response = protocol.Done(seconds, bodies) if bodies or not any(results) else response
         try:
-            return encode_frame(
-                protocol.Done(seconds) if whole and not any(results) else protocol.Results(results, seconds)
-            )
+            return encode_frame(response)
         except Exception:  # noqa: BLE001 boundary to user code: the one result that cannot be sent is a failure
             fitting = _fitting(results, work.in_order)
         self._progress[0] = self._begun + len(fitting)

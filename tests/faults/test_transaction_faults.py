@@ -20,7 +20,8 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
-from headrace.records import TopicPartition
+from headrace.kafka.write_request import UNCOUNTED, WriteRequest
+from headrace.records import OutgoingRecord, TopicPartition
 from headrace_devkit.testing import Cluster, StartHeadrace
 from headrace_devkit.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 from tests.active_client import send
@@ -170,20 +171,22 @@ def test_a_request_that_arrives_in_the_next_transaction(
     kafka = KafkaConfig(bootstrap_servers=kafka_network.bootstrap_servers)
     properties = transactional_properties(kafka, ProducerConfig(), f"{topic}-id", 60)
     member = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"{topic}-group"})
-    client = TransactionalClient(properties, 30)
+    client = TransactionalClient(kafka, properties, 30)
 
     def write(number: int) -> TransactionalClient:
         used = client
         assert used.has_statistics()
         if used.problem() and is_guarded:
             used.close()
-            used = TransactionalClient(properties, 30)
+            used = TransactionalClient(kafka, properties, 30)
             assert used.has_statistics()
         used.begin()
-        used.producer.produce(topic, str(number))
-        used.producer.flush(30)
+        record = OutgoingRecord(topic, None, b"%d" % number)
+        request = WriteRequest([record], UNCOUNTED, lambda request: None, None, [None])
+        assert not used.write(request, lambda: False)
+        used.flush(lambda: False)
         offset = confluent_kafka.TopicPartition(topic, 0, number)
-        used.producer.send_offsets_to_transaction([offset], member.consumer_group_metadata(), 30)
+        used.send_offsets([offset], member.consumer_group_metadata())
         return used
 
     write(1).commit()
@@ -192,7 +195,7 @@ def test_a_request_that_arrives_in_the_next_transaction(
     last = write(3)
     kafka_network.deliver()
     with contextlib.suppress(*BROKEN):
-        last.commit() if is_committed else last.producer.abort_transaction(30)
+        last.commit() if is_committed else last.producer.transact("abort_transaction", 30)
     last.close()
     expected = harm if not is_guarded else ([1, 2, 3], 3) if is_committed else ([1, 2], 2)
 

@@ -10,10 +10,10 @@
 
 #include "library.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 typedef struct {
@@ -22,7 +22,8 @@ typedef struct {
     rd_kafka_t *client;        /* that of the owner */
     rd_kafka_queue_t *fetched; /* NULL when closed */
     rd_kafka_queue_t *events;  /* the client's own queue, to wait for */
-    int readable, writable;    /* a pipe: librdkafka writes a byte when one of the queues is no longer empty */
+    int descriptor;            /* of an eventfd: librdkafka adds to it when one of the queues is no longer empty */
+    int forks;                 /* those before it was made */
     pthread_mutex_t in_use;    /* held while a call works without the interpreter's lock */
 } FetchQueue;
 
@@ -43,42 +44,32 @@ static rd_kafka_t *client_of(PyObject *owner) {
     return NULL;
 }
 
-static int set_flags(int descriptor) {
-    return fcntl(descriptor, F_SETFL, O_NONBLOCK) || fcntl(descriptor, F_SETFD, FD_CLOEXEC);
-}
-
 static int fetch_queue_init(FetchQueue *self, PyObject *arguments, PyObject *keywords) {
+    static const uint64_t one = 1;
     PyObject *owner;
-    int ends[2];
-    if (self->owner || !rdk.version) {
-        PyErr_SetString(PyExc_ValueError, self->owner ? "made already" : "open_library comes first");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(arguments, "O", &owner)) return -1;
+    if (!may_begin(self->owner != NULL) || !PyArg_ParseTuple(arguments, "O", &owner)) return -1;
     rd_kafka_t *client = client_of(owner);
     if (!client) return -1;
-    if (pipe(ends)) {
+    self->descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (self->descriptor < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         return -1;
     }
-    self->readable = ends[0];
-    self->writable = ends[1];
-    set_flags(self->readable);
-    set_flags(self->writable);
     pthread_mutex_init(&self->in_use, NULL);
+    self->forks = forks;
     self->owner = Py_NewRef(owner);
     self->client = client;
     self->fetched = rdk.queue_new(client);
     self->events = rdk.queue_get_consumer(client);
-    rdk.queue_io_event_enable(self->fetched, self->writable, "", 1);
-    if (self->events) rdk.queue_io_event_enable(self->events, self->writable, "", 1);
+    rdk.queue_io_event_enable(self->fetched, self->descriptor, &one, sizeof one);
+    if (self->events) rdk.queue_io_event_enable(self->events, self->descriptor, &one, sizeof one);
     return 0;
 }
 
 /* Must come before the client is closed, which would wait for ever for records in the queue. Waits for a call of
    `consume` on another thread. */
 static PyObject *fetch_queue_close(FetchQueue *self, PyObject *ignored) {
-    if (!self->owner) Py_RETURN_NONE;
+    if (!self->owner || self->forks != forks) Py_RETURN_NONE; /* a child leaves it to its parent */
     Py_BEGIN_ALLOW_THREADS;
     pthread_mutex_lock(&self->in_use);
     Py_END_ALLOW_THREADS;
@@ -90,25 +81,22 @@ static PyObject *fetch_queue_close(FetchQueue *self, PyObject *ignored) {
             rdk.queue_io_event_enable(self->events, -1, NULL, 0);
             rdk.queue_destroy(self->events);
         }
-        close(self->readable);
-        close(self->writable);
+        close(self->descriptor);
     }
     pthread_mutex_unlock(&self->in_use);
     Py_RETURN_NONE;
 }
 
 static void fetch_queue_dealloc(FetchQueue *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(fetch_queue_close(self, NULL));
-    if (self->owner) pthread_mutex_destroy(&self->in_use);
     Py_XDECREF(self->owner);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static int is_closed(FetchQueue *self) {
-    if (!self->fetched) PyErr_SetString(PyExc_ValueError, "the queue is closed");
-    return !self->fetched;
+    int is_open = self->fetched && self->forks == forks;
+    if (!is_open) PyErr_SetString(PyExc_ValueError, "the queue is closed, or of the process that forked this one");
+    return !is_open;
 }
 
 static PyObject *forward(FetchQueue *self, PyObject *arguments) {
@@ -145,89 +133,52 @@ static PyObject *headers_of(const rd_kafka_message_t *message) {
     if (rdk.message_headers(message, &headers) || rdk.header_get_all(headers, 0, &name, &value, &size))
         return Py_NewRef(Py_None);
     PyObject *list = PyList_New(0);
-    for (size_t at = 0; list && !rdk.header_get_all(headers, at, &name, &value, &size); at++) {
-        PyObject *text = header_name(name);
-        PyObject *data = text ? bytes_or_none(value, size) : NULL;
-        PyObject *pair = data ? PyTuple_Pack(2, text, data) : NULL;
-        if (!pair || PyList_Append(list, pair)) Py_CLEAR(list);
-        Py_XDECREF(text);
-        Py_XDECREF(data);
-        Py_XDECREF(pair);
-    }
+    for (size_t at = 0; list && !rdk.header_get_all(headers, at, &name, &value, &size); at++)
+        if (append(list, Py_BuildValue("(NN)", header_name(name), bytes_or_none(value, size)))) Py_CLEAR(list);
     return list;
 }
 
 enum { OFFSETS, TIMESTAMPS, KEYS, VALUES, SIZES, HEADERS, COLUMNS };
 
-/* The records of one partition between two errors. */
+/* Records of one partition that follow each other; without a topic there is none. */
 typedef struct {
     rd_kafka_topic_t *topic;
     int32_t partition;
     int is_append_time; /* whether the broker chose the time of its first record */
-    Py_ssize_t count, filled;
     PyObject *columns[COLUMNS]; /* lists; that of the headers only if a record has some */
 } Run;
 
-/* Everything that one call of `consume` has taken. */
-typedef struct {
-    rd_kafka_event_t **events;
-    const rd_kafka_message_t **messages; /* of each event; NULL for an error */
-    Run *runs;
-    int32_t *run_of;    /* of each message */
-    int32_t *slots;     /* a hash table of the runs by partition; -1 is free */
-    uint32_t slot_mask; /* the length of the table, a power of two, less one */
-} Taken;
-
-/* Sets a value and drops the caller's reference; returns whether a Python error is set. */
-static int put(Run *run, int column, PyObject *value) {
-    return !value || PyList_SetItem(run->columns[column], run->filled, value);
-}
-
 /* The column begins with the first record that has headers. */
 static int put_headers(Run *run, PyObject *headers) {
-    if (headers == Py_None && !run->columns[HEADERS]) return Py_DecRef(headers), 0;
-    if (headers && !run->columns[HEADERS]) {
-        run->columns[HEADERS] = PyList_New(run->count);
-        for (Py_ssize_t at = 0; run->columns[HEADERS] && at < run->filled; at++)
-            PyList_SetItem(run->columns[HEADERS], at, Py_NewRef(Py_None));
+    PyObject **column = &run->columns[HEADERS];
+    int failed = 0;
+    if (headers == Py_None && !*column) return Py_DecRef(headers), 0;
+    if (!*column) {
+        failed = !(*column = PyList_New(0));
+        for (Py_ssize_t at = PyList_Size(run->columns[OFFSETS]); !failed && at > 1; at--)
+            failed = PyList_Append(*column, Py_None);
     }
-    if (run->columns[HEADERS]) return put(run, HEADERS, headers);
+    if (!failed) return append(*column, headers);
     Py_XDECREF(headers);
     return 1;
 }
 
 static int put_record(Run *run, const rd_kafka_message_t *message) {
+    PyObject **columns = run->columns;
+    int kind;
+    return append(columns[OFFSETS], PyLong_FromLongLong(message->offset)) ||
+           append(columns[TIMESTAMPS], PyLong_FromLongLong(rdk.message_timestamp(message, &kind))) ||
+           append(columns[KEYS], bytes_or_none(message->key, message->key_size)) ||
+           append(columns[VALUES], bytes_or_none(message->value, message->value_size)) ||
+           append(columns[SIZES], PyLong_FromSize_t(message->key_size + message->value_size)) ||
+           put_headers(run, headers_of(message));
+}
+
+static int begin_run(Run *run, const rd_kafka_message_t *message) {
     int kind, failed = 0;
-    int64_t timestamp = rdk.message_timestamp(message, &kind);
-    if (!run->filled) {
-        run->is_append_time = kind == APPEND_TIME;
-        for (int column = 0; column < HEADERS; column++) failed |= !(run->columns[column] = PyList_New(run->count));
-    }
-    failed = failed || put(run, OFFSETS, PyLong_FromLongLong(message->offset)) ||
-             put(run, TIMESTAMPS, PyLong_FromLongLong(timestamp)) ||
-             put(run, KEYS, bytes_or_none(message->key, message->key_size)) ||
-             put(run, VALUES, bytes_or_none(message->value, message->value_size)) ||
-             put(run, SIZES, PyLong_FromSize_t(message->key_size + message->value_size)) ||
-             put_headers(run, headers_of(message));
-    run->filled++;
-    return failed;
-}
-
-/* Finds the run of a message, or begins one at `runs[count]`. */
-static int32_t find_run(Taken *taken, const rd_kafka_message_t *message, int32_t count) {
-    uint32_t slot = ((uint32_t)((uintptr_t)message->topic >> 4) + (uint32_t)message->partition) * 2654435761u;
-    for (slot &= taken->slot_mask; taken->slots[slot] >= 0; slot = (slot + 1) & taken->slot_mask) {
-        Run *run = &taken->runs[taken->slots[slot]];
-        if (run->topic == message->topic && run->partition == message->partition) return taken->slots[slot];
-    }
-    taken->runs[count] = (Run){.topic = message->topic, .partition = message->partition};
-    return taken->slots[slot] = count;
-}
-
-/* Appends a value and drops the caller's reference; returns whether a Python error is set. */
-static int append(PyObject *list, PyObject *value) {
-    int failed = !value || PyList_Append(list, value);
-    Py_XDECREF(value);
+    rdk.message_timestamp(message, &kind);
+    *run = (Run){.topic = message->topic, .partition = message->partition, .is_append_time = kind == APPEND_TIME};
+    for (int column = 0; column < HEADERS; column++) failed |= !(run->columns[column] = PyList_New(0));
     return failed;
 }
 
@@ -238,78 +189,47 @@ static PyObject *part_of(Run *run) {
                          c[HEADERS] ? c[HEADERS] : Py_None, c[SIZES]);
 }
 
-/* Appends the records from `first` to before `end`, none of which is an error, by partition. */
-static int append_runs(PyObject *parts, Taken *taken, ssize_t first, ssize_t end) {
-    int32_t count = 0, last = -1;
-    int failed = 0;
-    if (first < end) memset(taken->slots, -1, (taken->slot_mask + 1) * sizeof *taken->slots);
-    for (ssize_t at = first; at < end; at++) {
-        const rd_kafka_message_t *message = taken->messages[at];
-        Run *run = last < 0 ? NULL : &taken->runs[last];
-        if (!run || run->topic != message->topic || run->partition != message->partition)
-            last = find_run(taken, message, count);
-        count += last == count;
-        taken->runs[last].count++;
-        taken->run_of[at] = last;
-    }
-    for (ssize_t at = first; at < end && !failed; at++)
-        failed = put_record(&taken->runs[taken->run_of[at]], taken->messages[at]);
-    for (int32_t at = 0; at < count; at++) {
-        failed = failed || append(parts, part_of(&taken->runs[at]));
-        for (int column = 0; column < COLUMNS; column++) Py_XDECREF(taken->runs[at].columns[column]);
-    }
+/* Appends the run, unless something failed, and ends it. */
+static int end_run(PyObject *parts, Run *run, int failed) {
+    failed = failed || (run->topic && append(parts, part_of(run)));
+    for (int column = 0; column < COLUMNS; column++) Py_XDECREF(run->columns[column]);
+    *run = (Run){0};
     return failed;
 }
 
 static PyObject *error_of(rd_kafka_event_t *event) {
     rd_kafka_topic_partition_t *at = rdk.event_topic_partition(event);
-    const char *text = rdk.event_error_string(event);
     PyObject *found = Py_BuildValue("(isiLN)", rdk.event_error(event), at ? at->topic : "", at ? at->partition : -1,
-                                    at ? (long long)at->offset : -1LL,
-                                    PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"));
+                                    at ? (long long)at->offset : -1LL, text_of(rdk.event_error_string(event)));
     if (at) rdk.topic_partition_destroy(at);
     return found;
 }
 
 static PyObject *parts_of(rd_kafka_event_t **events, ssize_t count) {
-    size_t size = (size_t)count, slots = 2;
-    while (slots < 2 * size) slots *= 2;
-    Taken taken = {events, malloc(size * sizeof(rd_kafka_message_t *)), malloc(size * sizeof(Run)),
-                   malloc(size * sizeof(int32_t)), malloc(slots * sizeof(int32_t)), (uint32_t)slots - 1};
-    int has_memory = taken.messages && taken.runs && taken.run_of && taken.slots;
-    PyObject *parts = !size || has_memory ? PyList_New(0) : PyErr_NoMemory();
-    ssize_t first = 0;
+    PyObject *parts = PyList_New(0);
+    Run run = {0};
     int failed = !parts;
     for (ssize_t at = 0; at < count && !failed; at++) {
-        taken.messages[at] = rdk.event_type(events[at]) == EVENT_FETCH ? rdk.event_message_next(events[at]) : NULL;
-        if (taken.messages[at]) continue;
-        failed = append_runs(parts, &taken, first, at) || append(parts, error_of(events[at]));
-        first = at + 1;
+        const rd_kafka_message_t *message = rdk.event_message_next(events[at]);
+        if (!message || message->topic != run.topic || message->partition != run.partition)
+            failed = end_run(parts, &run, 0) || (message && begin_run(&run, message));
+        failed = failed || (message ? put_record(&run, message) : append(parts, error_of(events[at])));
     }
-    failed = failed || append_runs(parts, &taken, first, count);
-    if (failed) Py_CLEAR(parts);
-    free(taken.messages);
-    free(taken.runs);
-    free(taken.run_of);
-    free(taken.slots);
+    if (end_run(parts, &run, failed)) Py_CLEAR(parts);
     return parts;
-}
-
-static ssize_t take_ready(FetchQueue *self, rd_kafka_event_t **events, ssize_t most) {
-    ssize_t count = 0;
-    while (count < most && (events[count] = rdk.queue_poll(self->fetched, 0))) count++;
-    return count;
 }
 
 /* Takes what is there, and waits only if that is nothing. */
 static ssize_t take(FetchQueue *self, rd_kafka_event_t **events, ssize_t most, int milliseconds) {
-    char bytes[16];
-    ssize_t count = take_ready(self, events, most);
-    if (count || !milliseconds) return count;
-    struct pollfd wait = {.fd = self->readable, .events = POLLIN};
-    poll(&wait, 1, milliseconds);
-    while (read(self->readable, bytes, sizeof bytes) > 0) {}
-    return take_ready(self, events, most);
+    uint64_t news;
+    struct pollfd wait = {.fd = self->descriptor, .events = POLLIN};
+    ssize_t count = 0;
+    for (int has_waited = !milliseconds;; has_waited = 1) {
+        while (count < most && (events[count] = rdk.queue_poll(self->fetched, 0))) count++;
+        if (count || has_waited) return count;
+        poll(&wait, 1, milliseconds);
+        (void)!read(self->descriptor, &news, sizeof news);
+    }
 }
 
 static PyObject *consume(FetchQueue *self, PyObject *arguments) {

@@ -20,6 +20,8 @@ typedef struct rd_kafka_queue_s rd_kafka_queue_t;
 typedef struct rd_kafka_topic_s rd_kafka_topic_t;
 typedef struct rd_kafka_topic_conf_s rd_kafka_topic_conf_t;
 typedef struct rd_kafka_error_s rd_kafka_error_t;
+typedef struct rd_kafka_topic_partition_list_s rd_kafka_topic_partition_list_t;
+typedef struct rd_kafka_consumer_group_metadata_s rd_kafka_consumer_group_metadata_t;
 
 typedef struct {
     int err;
@@ -45,11 +47,11 @@ typedef struct {
 } rd_kafka_topic_partition_t;
 
 enum { PRODUCER = 0, CONSUMER = 1 };                                                 /* rd_kafka_type_t */
-enum { EVENT_DR = 0x1, EVENT_FETCH = 0x2, EVENT_LOG = 0x4, EVENT_ERROR = 0x8 };                         /* rd_kafka_event_type_t */
+enum { EVENT_DR = 0x1, EVENT_LOG = 0x4, EVENT_ERROR = 0x8, EVENT_STATS = 0x40 };    /* rd_kafka_event_type_t */
 enum { V_END, V_TOPIC, V_RKT, V_PARTITION, V_VALUE, V_KEY, V_OPAQUE, V_MSGFLAGS, V_TIMESTAMP, V_HEADER, V_HEADERS };
 enum { COPY_VALUE = 0x2 };                                                           /* RD_KAFKA_MSG_F_COPY */
 enum { APPEND_TIME = 2 };                                                            /* rd_kafka_timestamp_type_t */
-enum { PURGE_QUEUE = 0x1, PURGE_IN_FLIGHT = 0x2 };
+enum { PURGE_QUEUE = 0x1, PURGE_IN_FLIGHT = 0x2, PURGE_WITHOUT_WAIT = 0x4 };
 enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                              /* rd_kafka_resp_err_t */
 
 #define FUNCTIONS(X)                                                                                                    \
@@ -71,6 +73,23 @@ enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                         
     X(int, purge, (rd_kafka_t *, int))                                                                                  \
     X(rd_kafka_error_t *, sasl_set_credentials, (rd_kafka_t *, const char *, const char *))                             \
     X(void, error_destroy, (rd_kafka_error_t *))                                                                        \
+    X(int, error_code, (const rd_kafka_error_t *))                                                                      \
+    X(const char *, error_string, (const rd_kafka_error_t *))                                                           \
+    X(int, error_is_fatal, (const rd_kafka_error_t *))                                                                  \
+    X(int, error_is_retriable, (const rd_kafka_error_t *))                                                              \
+    X(int, error_txn_requires_abort, (const rd_kafka_error_t *))                                                        \
+    X(rd_kafka_error_t *, init_transactions, (rd_kafka_t *, int))                                                       \
+    X(rd_kafka_error_t *, begin_transaction, (rd_kafka_t *))                                                            \
+    X(rd_kafka_error_t *, commit_transaction, (rd_kafka_t *, int))                                                      \
+    X(rd_kafka_error_t *, abort_transaction, (rd_kafka_t *, int))                                                       \
+    X(rd_kafka_error_t *, send_offsets_to_transaction, (rd_kafka_t *, const rd_kafka_topic_partition_list_t *,          \
+                                                        const rd_kafka_consumer_group_metadata_t *, int))               \
+    X(rd_kafka_error_t *, consumer_group_metadata_read, (rd_kafka_consumer_group_metadata_t **, const void *, size_t))  \
+    X(void, consumer_group_metadata_destroy, (rd_kafka_consumer_group_metadata_t *))                                    \
+    X(rd_kafka_topic_partition_list_t *, topic_partition_list_new, (int))                                               \
+    X(rd_kafka_topic_partition_t *, topic_partition_list_add,                                                           \
+      (rd_kafka_topic_partition_list_t *, const char *, int32_t))                                                       \
+    X(void, topic_partition_list_destroy, (rd_kafka_topic_partition_list_t *))                                          \
     X(rd_kafka_topic_t *, topic_new, (rd_kafka_t *, const char *, rd_kafka_topic_conf_t *))                             \
     X(void, topic_destroy, (rd_kafka_topic_t *))                                                                        \
     X(const char *, topic_name, (const rd_kafka_topic_t *))                                                             \
@@ -97,6 +116,7 @@ enum { ERR_FATAL = -150, ERR_INVALID_ARGUMENT = -186 };                         
     X(int, event_error, (rd_kafka_event_t *))                                                                           \
     X(const char *, event_error_string, (rd_kafka_event_t *))                                                           \
     X(int, event_log, (rd_kafka_event_t *, const char **, const char **, int *))                                        \
+    X(const char *, event_stats, (rd_kafka_event_t *))                                                                  \
     X(void, event_destroy, (rd_kafka_event_t *))
 
 #define FIELD(result, name, arguments) result(*name) arguments;
@@ -106,6 +126,23 @@ struct library {
 #undef FIELD
 
 extern struct library rdk;
+
+/* What both types need, in module.c. */
+extern int forks;               /* changes in a child of this process, which has none of its threads */
+int may_begin(int is_made);     /* for `__init__`: else 0, with a Python error set */
+void free_object(void *object); /* the end of a `dealloc` */
+
+/* Of a broker or of librdkafka: perhaps not UTF-8. */
+static inline PyObject *text_of(const char *text) {
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+/* Appends a value and drops the caller's reference; returns whether a Python error is set. */
+static inline int append(PyObject *list, PyObject *value) {
+    int failed = !value || PyList_Append(list, value);
+    Py_XDECREF(value);
+    return failed;
+}
 
 /* The types of each file. */
 extern PyType_Spec producer_spec;

@@ -6,8 +6,24 @@
 #include "library.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 struct library rdk;
+int forks;
+
+static void forked(void) { forks++; }
+
+int may_begin(int is_made) {
+    const char *problem = is_made ? "made already" : rdk.version ? NULL : "open_library comes first";
+    if (problem) PyErr_SetString(PyExc_ValueError, problem);
+    return !problem;
+}
+
+void free_object(void *object) {
+    PyTypeObject *type = Py_TYPE((PyObject *)object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
 
 static PyObject *open_library(PyObject *module, PyObject *path) {
     const char *file = PyUnicode_AsUTF8AndSize(path, NULL);
@@ -15,11 +31,13 @@ static PyObject *open_library(PyObject *module, PyObject *path) {
     /* NOLOAD: the library that confluent-kafka uses, never a second copy of it. */
     void *library = dlopen(file, RTLD_NOW | RTLD_NOLOAD);
     if (!library) return PyErr_Format(PyExc_OSError, "%s is not loaded", file);
-#define FIND(result, function, arguments)                          \
-    if (!(*(void **)&rdk.function = dlsym(library, "rd_kafka_" #function))) \
+    struct library found;
+#define FIND(result, function, arguments)                                     \
+    if (!(*(void **)&found.function = dlsym(library, "rd_kafka_" #function))) \
         return PyErr_Format(PyExc_OSError, "%s has no rd_kafka_" #function, file);
     FUNCTIONS(FIND)
 #undef FIND
+    rdk = found;
     return PyLong_FromLong(rdk.version());
 }
 
@@ -41,6 +59,7 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__columns(void) {
+    pthread_atfork(NULL, NULL, forked);
     PyObject *module = PyModule_Create(&definition);
     if (module && (add_type(module, &producer_spec) || add_type(module, &consumer_spec))) Py_CLEAR(module);
     return module;

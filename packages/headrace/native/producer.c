@@ -5,9 +5,10 @@
 
 #include "library.h"
 
-#include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -33,22 +34,29 @@ struct Batch {
 
 typedef struct {
     PyObject_HEAD
-    rd_kafka_t *handle; /* for the thread */
-    rd_kafka_t *client; /* the same; NULL when closed */
+    rd_kafka_t *client; /* NULL when closed */
+    rd_kafka_t *handle; /* the same, for threads that have not got the interpreter's lock */
     rd_kafka_queue_t *queue;
     rd_kafka_event_t *event; /* delivery reports of which some are not yet taken */
     rd_kafka_topic_t *topic; /* that of the last record */
     Batch in_flight;         /* the head of a ring */
     int descriptor;          /* of the eventfd; it lives as long as the object, because a loop may watch it */
+    int forks;               /* those before it was made */
+    int is_producing;        /* `produce` is running: an attribute of a record may be Python's code */
+    int waiting;             /* calls that wait for Kafka without the interpreter's lock */
     pthread_t hurry;         /* the thread that has records sent before `linger.ms` is over */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    enum { IDLE, WANTED, ENDING } hurry_state; /* below `lock` */
+    sem_t hurried;           /* how often it was asked to */
+    atomic_int is_ending;    /* whether it must end */
 } Producer;
 
-static PyObject *closed(void) {
-    PyErr_SetString(PyExc_ValueError, "the producer is closed");
-    return NULL;
+/* Returns whether a Python error is set. */
+static int is_unusable(Producer *self) {
+    const char *why = !self->client             ? "the producer is closed"
+                      : self->forks != forks    ? "the producer belongs to the process that forked this one"
+                      : self->is_producing      ? "the producer is in use"
+                                                : NULL;
+    if (why) PyErr_SetString(PyExc_ValueError, why);
+    return why != NULL;
 }
 
 static void batch_destroy(Batch *batch) {
@@ -64,26 +72,12 @@ enum { FLUSH_MS = 20 };
 
 static void *hurry(void *argument) {
     Producer *self = argument;
-    pthread_mutex_lock(&self->lock);
-    while (self->hurry_state != ENDING) {
-        if (self->hurry_state == IDLE) {
-            pthread_cond_wait(&self->changed, &self->lock);
-            continue;
-        }
-        self->hurry_state = IDLE;
-        pthread_mutex_unlock(&self->lock);
+    while (!sem_wait(&self->hurried)) {
+        while (!sem_trywait(&self->hurried)) {} /* once for all that has asked until now */
+        if (self->is_ending) break;
         rdk.flush(self->handle, FLUSH_MS);
-        pthread_mutex_lock(&self->lock);
     }
-    pthread_mutex_unlock(&self->lock);
     return NULL;
-}
-
-static void tell_hurry(Producer *self, int state) {
-    pthread_mutex_lock(&self->lock);
-    self->hurry_state = state;
-    pthread_cond_signal(&self->changed);
-    pthread_mutex_unlock(&self->lock);
 }
 
 /* Writing ------------------------------------------------------------------------------------------------------------ */
@@ -104,19 +98,14 @@ static int headers_of(PyObject *list, rd_kafka_headers_t **headers) {
     if (list == Py_None) return 0;
     Py_ssize_t count = PySequence_Size(list);
     if (count < 1) return count < 0;
-    *headers = rdk.headers_new((size_t)count);
+    *headers = rdk.headers_new(8);
     int failed = 0;
     for (Py_ssize_t at = 0; at < count && !failed; at++) {
-        PyObject *pair = PySequence_GetItem(list, at);
-        PyObject *name = pair ? PySequence_GetItem(pair, 0) : NULL;
-        PyObject *value = name ? PySequence_GetItem(pair, 1) : NULL;
+        const char *name, *value;
         Py_ssize_t name_size, value_size;
-        const void *data;
-        const char *text = value ? PyUnicode_AsUTF8AndSize(name, &name_size) : NULL;
-        failed = !text || data_of(value, &data, &value_size);
-        if (!failed) rdk.header_add(*headers, text, name_size, data, value_size);
-        Py_XDECREF(value);
-        Py_XDECREF(name);
+        PyObject *pair = PySequence_GetItem(list, at);
+        failed = !pair || !PyArg_ParseTuple(pair, "s#z#", &name, &name_size, &value, &value_size);
+        if (!failed) rdk.header_add(*headers, name, name_size, value, value_size);
         Py_XDECREF(pair);
     }
     if (failed) rdk.headers_destroy(*headers);
@@ -167,33 +156,33 @@ static int produce_record(Producer *self, PyObject *record, Report *report) {
     return err;
 }
 
-/* The code and the text of the error of a record that was not taken. */
+/* An error of the client: its code, its text, and whether the client is of no more use. */
+static PyObject *problem(Producer *self, int err, const char *text) {
+    char fatal[512];
+    int is_fatal = err == ERR_FATAL;
+    if (is_fatal) err = rdk.fatal_error(self->client, fatal, sizeof fatal);
+    return Py_BuildValue("(iNO)", err, text_of(is_fatal ? fatal : text), is_fatal ? Py_True : Py_False);
+}
+
+/* The index of a record that was not taken, with the problem or Python's exception. */
 static PyObject *refusal(Producer *self, Py_ssize_t index, int err) {
-    char text[512];
-    if (PyErr_Occurred()) {
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        PyObject *found = Py_BuildValue("(niNO)", index, err, value ? PyObject_Str(value) : PyUnicode_FromString(""), Py_False);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(trace);
-        return found;
-    }
-    if (err == ERR_FATAL) {
-        err = rdk.fatal_error(self->client, text, sizeof text);
-        return Py_BuildValue("(nisO)", index, err, text, Py_True);
-    }
-    return Py_BuildValue("(nisO)", index, err, rdk.err2str(err), Py_False);
+    PyObject *type, *cause, *trace;
+    if (!PyErr_Occurred()) return Py_BuildValue("(nN)", index, problem(self, err, rdk.err2str(err)));
+    PyErr_Fetch(&type, &cause, &trace);
+    PyErr_NormalizeException(&type, &cause, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return Py_BuildValue("(nN)", index, cause);
 }
 
 static PyObject *produce(Producer *self, PyObject *arguments) {
     PyObject *request, *records;
     Py_ssize_t first;
     int at_once;
-    if (!self->client) return closed();
-    if (!PyArg_ParseTuple(arguments, "OOnp", &request, &records, &first, &at_once)) return NULL;
+    if (is_unusable(self) || !PyArg_ParseTuple(arguments, "OOnp", &request, &records, &first, &at_once)) return NULL;
     Py_ssize_t count = PySequence_Size(records);
     if (count < 0) return NULL;
+    if (count > INT32_MAX) return PyErr_Format(PyExc_OverflowError, "%zd records are too many", count);
     Batch *batch = PyMem_Malloc(sizeof *batch + (size_t)count * sizeof(Report));
     if (!batch) return PyErr_NoMemory();
     *batch = (Batch){.before = &self->in_flight, .after = self->in_flight.after, .request = Py_NewRef(request),
@@ -201,6 +190,7 @@ static PyObject *produce(Producer *self, PyObject *arguments) {
     self->in_flight.after->before = batch;
     self->in_flight.after = batch;
     int err = 0;
+    self->is_producing = 1;
     while (batch->count < count && !err) {
         Report *report = &batch->reports[batch->count];
         report->batch = batch;
@@ -209,10 +199,11 @@ static PyObject *produce(Producer *self, PyObject *arguments) {
         Py_XDECREF(record);
         if (!err) batch->count++;
     }
+    self->is_producing = 0;
     batch->in_flight = batch->count; /* no report is taken before this call returns */
     Py_ssize_t taken = batch->count;
     if (!taken) batch_destroy(batch);
-    if (taken && at_once) tell_hurry(self, WANTED);
+    if (taken && at_once) sem_post(&self->hurried);
     if (!err) Py_RETURN_NONE;
     return refusal(self, first + taken, err);
 }
@@ -243,13 +234,6 @@ static PyObject *reports_of(const Batch *batch) {
     return list;
 }
 
-/* Appends a value and drops the caller's reference; returns whether a Python error is set. */
-static int append(PyObject *list, PyObject *value) {
-    int failed = !value || PyList_Append(list, value);
-    Py_XDECREF(value);
-    return failed;
-}
-
 static int take_report(PyObject *completed, const rd_kafka_message_t *message) {
     Report *report = message->opaque;
     Batch *batch = report->batch;
@@ -265,17 +249,11 @@ static int take_report(PyObject *completed, const rd_kafka_message_t *message) {
     return failed;
 }
 
-static PyObject *event_of(Producer *self, rd_kafka_event_t *event) {
-    int type = rdk.event_type(event);
-    if (type == EVENT_ERROR) {
-        char text[512];
-        int err = rdk.event_error(event);
-        if (err != ERR_FATAL) return Py_BuildValue("(iNO)", err, PyUnicode_FromString(rdk.event_error_string(event)), Py_False);
-        err = rdk.fatal_error(self->client, text, sizeof text);
-        return Py_BuildValue("(isO)", err, text, Py_True);
-    }
+static PyObject *event_of(Producer *self, rd_kafka_event_t *event, int type) {
     const char *facility, *line;
     int level;
+    if (type == EVENT_ERROR) return problem(self, rdk.event_error(event), rdk.event_error_string(event));
+    if (type == EVENT_STATS) return PyBytes_FromString(rdk.event_stats(event));
     if (type == EVENT_LOG && !rdk.event_log(event, &facility, &line, &level))
         return Py_BuildValue("(iN)", level, PyUnicode_FromFormat("%s [%s] %s", facility, rdk.name(self->client), line));
     return Py_NewRef(Py_None);
@@ -283,37 +261,84 @@ static PyObject *event_of(Producer *self, rd_kafka_event_t *event) {
 
 static PyObject *drain(Producer *self, PyObject *arguments) {
     Py_ssize_t most, taken = 0;
-    if (!self->client) return closed();
-    if (!PyArg_ParseTuple(arguments, "n", &most)) return NULL;
+    if (is_unusable(self) || !PyArg_ParseTuple(arguments, "n", &most)) return NULL;
     /* First, so that what comes from now on makes the descriptor readable again. */
     uint64_t news;
     (void)!read(self->descriptor, &news, sizeof news);
     PyObject *completed = PyList_New(0), *events = PyList_New(0);
-    int failed = !completed || !events, more = 1;
-    while (!failed && more && taken < most) {
-        if (!self->event) self->event = rdk.queue_poll(self->queue, 0);
-        if (!self->event) {
-            more = 0;
-        } else if (rdk.event_type(self->event) == EVENT_DR) {
-            const rd_kafka_message_t *message = NULL;
-            while (!failed && taken < most && (message = rdk.event_message_next(self->event))) {
-                failed = take_report(completed, message);
-                taken++;
-            }
-            if (message) continue; /* the limit: the rest of this event is for the next call */
-        } else {
-            failed = append(events, event_of(self, self->event));
-            taken++;
-        }
-        if (more) {
-            rdk.event_destroy(self->event);
-            self->event = NULL;
-        }
+    int failed = !completed || !events;
+    while (!failed && taken < most && (self->event || (self->event = rdk.queue_poll(self->queue, 0)))) {
+        const rd_kafka_message_t *message = rdk.event_message_next(self->event);
+        int type = message ? EVENT_DR : rdk.event_type(self->event);
+        if (message) failed = take_report(completed, message);
+        if (type != EVENT_DR) failed = append(events, event_of(self, self->event, type));
+        taken += message || type != EVENT_DR;
+        if (message) continue; /* there may be more in this event */
+        rdk.event_destroy(self->event);
+        self->event = NULL;
     }
-    if (!failed) return Py_BuildValue("(NNO)", completed, events, more ? Py_True : Py_False);
+    if (!failed) return Py_BuildValue("(NNO)", completed, events, taken < most ? Py_False : Py_True);
     Py_XDECREF(completed);
     Py_XDECREF(events);
     return NULL;
+}
+
+/* Transactions --------------------------------------------------------------------------------------------------------
+
+   Calls that wait for Kafka without the interpreter's lock. Each report must be taken before a transaction ends. */
+
+/* None, or an error: its code, its text, and whether it is fatal, may be tried again, and needs an abort. */
+static PyObject *outcome(rd_kafka_error_t *error) {
+    if (!error) Py_RETURN_NONE;
+    PyObject *found = Py_BuildValue(
+        "(iNNNN)", rdk.error_code(error), text_of(rdk.error_string(error)), PyBool_FromLong(rdk.error_is_fatal(error)),
+        PyBool_FromLong(rdk.error_is_retriable(error)), PyBool_FromLong(rdk.error_txn_requires_abort(error)));
+    rdk.error_destroy(error);
+    return found;
+}
+
+static int add_offset(rd_kafka_topic_partition_list_t *offsets, PyObject *row) {
+    const char *topic, *metadata;
+    int partition;
+    long long offset;
+    if (!PyArg_ParseTuple(row, "siLs", &topic, &partition, &offset, &metadata)) return 1;
+    rd_kafka_topic_partition_t *added = rdk.topic_partition_list_add(offsets, topic, partition);
+    added->offset = offset;
+    added->metadata = strdup(metadata);
+    added->metadata_size = strlen(metadata) + 1; /* confluent-kafka reads it to its first zero byte, wherever that is */
+    return 0;
+}
+
+enum { OPEN, BEGIN, OFFSETS, COMMIT, ABORT };
+
+static PyObject *transact(Producer *self, PyObject *arguments) {
+    int step, milliseconds, failed = 0;
+    PyObject *rows = NULL;
+    const char *member = "";
+    Py_ssize_t size = 0;
+    if (!PyArg_ParseTuple(arguments, "ii|O!y#", &step, &milliseconds, &PyList_Type, &rows, &member, &size)) return NULL;
+    if (is_unusable(self)) return NULL;
+    rd_kafka_consumer_group_metadata_t *group = NULL;
+    rd_kafka_topic_partition_list_t *offsets = rdk.topic_partition_list_new(0);
+    rd_kafka_error_t *error = step == OFFSETS ? rdk.consumer_group_metadata_read(&group, member, (size_t)size) : NULL;
+    for (Py_ssize_t at = 0; rows && at < PyList_Size(rows) && !failed; at++)
+        failed = add_offset(offsets, PyList_GetItem(rows, at));
+    if (!failed && !error) {
+        self->waiting++;
+        Py_BEGIN_ALLOW_THREADS;
+        error = step == OPEN      ? rdk.init_transactions(self->handle, milliseconds)
+                : step == BEGIN   ? rdk.begin_transaction(self->handle)
+                : step == OFFSETS ? rdk.send_offsets_to_transaction(self->handle, offsets, group, milliseconds)
+                : step == COMMIT  ? rdk.commit_transaction(self->handle, milliseconds)
+                                  : rdk.abort_transaction(self->handle, milliseconds);
+        Py_END_ALLOW_THREADS;
+        self->waiting--;
+    }
+    rdk.topic_partition_list_destroy(offsets);
+    if (group) rdk.consumer_group_metadata_destroy(group);
+    PyObject *found = outcome(error);
+    if (failed) Py_CLEAR(found);
+    return found;
 }
 
 /* Life --------------------------------------------------------------------------------------------------------------- */
@@ -332,20 +357,22 @@ static rd_kafka_conf_t *conf_of(PyObject *properties) {
             return NULL;
         }
     }
-    rdk.conf_set_events(conf, EVENT_DR | EVENT_ERROR | EVENT_LOG);
+    rdk.conf_set_events(conf, EVENT_DR | EVENT_ERROR | EVENT_LOG | EVENT_STATS);
     rdk.conf_enable_sasl_queue(conf, 1); /* so a thread of librdkafka asks for tokens, and not the one that drains */
     return conf;
 }
 
-/* Ends the client; records without a report are lost. Releases the lock while threads of librdkafka end. */
+/* Ends the client; records without a report are lost. Releases the lock while threads of librdkafka end. A child leaves
+   the client to its parent. */
 static PyObject *producer_close(Producer *self, PyObject *ignored) {
-    if (!self->client) Py_RETURN_NONE;
+    if (!self->client || self->forks != forks || self->is_producing || self->waiting) Py_RETURN_NONE;
     self->client = NULL;
     if (self->event) rdk.event_destroy(self->event);
     rdk.queue_io_event_enable(self->queue, -1, NULL, 0);
     rdk.queue_destroy(self->queue);
     if (self->topic) rdk.topic_destroy(self->topic);
-    tell_hurry(self, ENDING);
+    self->is_ending = 1;
+    sem_post(&self->hurried);
     Py_BEGIN_ALLOW_THREADS;
     pthread_join(self->hurry, NULL);
     rdk.destroy(self->handle);
@@ -361,21 +388,14 @@ static int start_hurry(Producer *self) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&self->hurry, NULL, hurry, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) {
-        errno = failed;
-        PyErr_SetFromErrno(PyExc_OSError);
-    }
+    if (failed) PyErr_SetString(PyExc_OSError, strerror(failed));
     return failed;
 }
 
 static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords) {
     PyObject *properties;
     char text[512];
-    if (self->descriptor || !rdk.version) {
-        PyErr_SetString(PyExc_ValueError, self->descriptor ? "made already" : "open_library comes first");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(arguments, "O!", &PyDict_Type, &properties)) return -1;
+    if (!may_begin(self->descriptor) || !PyArg_ParseTuple(arguments, "O!", &PyDict_Type, &properties)) return -1;
     for (int at = 0; at < 6; at++)
         if (!names[at] && !(names[at] = PyUnicode_InternFromString(field_names[at]))) return -1;
     self->descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -392,8 +412,8 @@ static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords
         return -1;
     }
     self->handle = client;
-    pthread_mutex_init(&self->lock, NULL);
-    pthread_cond_init(&self->changed, NULL);
+    self->forks = forks;
+    sem_init(&self->hurried, 0, 0);
     if (start_hurry(self)) {
         rdk.destroy(client);
         return -1;
@@ -408,46 +428,49 @@ static int producer_init(Producer *self, PyObject *arguments, PyObject *keywords
 }
 
 static void producer_dealloc(Producer *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(producer_close(self, NULL));
     if (self->descriptor > 0) close(self->descriptor);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyObject *purge(Producer *self, PyObject *arguments) {
     int in_flight = 1;
-    if (!self->client) return closed();
-    if (!PyArg_ParseTuple(arguments, "|p", &in_flight)) return NULL;
-    rdk.purge(self->client, PURGE_QUEUE | (in_flight ? PURGE_IN_FLIGHT : 0));
+    if (is_unusable(self) || !PyArg_ParseTuple(arguments, "|p", &in_flight)) return NULL;
+    /* A thread of librdkafka may be busy with a name server for long. */
+    rdk.purge(self->client, PURGE_QUEUE | PURGE_WITHOUT_WAIT | (in_flight ? PURGE_IN_FLIGHT : 0));
     Py_RETURN_NONE;
 }
 
 static PyObject *set_sasl_credentials(Producer *self, PyObject *arguments) {
     const char *user, *password;
-    if (!self->client) return closed();
-    if (!PyArg_ParseTuple(arguments, "ss", &user, &password)) return NULL;
-    rd_kafka_error_t *error = rdk.sasl_set_credentials(self->client, user, password);
-    if (error) rdk.error_destroy(error);
-    Py_RETURN_NONE;
+    if (is_unusable(self) || !PyArg_ParseTuple(arguments, "ss", &user, &password)) return NULL;
+    return outcome(rdk.sasl_set_credentials(self->client, user, password));
 }
 
 static PyObject *descriptor_of(Producer *self, PyObject *ignored) { return PyLong_FromLong(self->descriptor); }
 
-static Py_ssize_t length(Producer *self) { return self->client ? rdk.outq_len(self->client) : 0; }
+static Py_ssize_t length(Producer *self) {
+    return self->client && self->forks == forks ? rdk.outq_len(self->client) : 0;
+}
 
 static PyMethodDef methods[] = {
     {"produce", (PyCFunction)produce, METH_VARARGS,
-     "produce(request, records, first, at_once): take records; return None, or (index, code, text, is_fatal) of the first "
-     "one that was not taken. Those after it were not looked at. With `at_once` they are sent before linger.ms is over."},
+     "produce(request, records, first, at_once): take records; return None, or the index of the first one that was not "
+     "taken, with an exception or (code, text, is_fatal). Those after it were not looked at. With `at_once` they are sent "
+     "before linger.ms is over."},
     {"drain", (PyCFunction)drain, METH_VARARGS,
      "drain(most): return ([(request, first, count, found)], events, whether more are due). `found` is the JSON of the "
      "offsets if these records are all written, else a list of (code, status, partition, offset). An event is (code, "
-     "text, is_fatal) of an error, (level, line) of the log, or None."},
+     "text, is_fatal) of an error, (level, line) of the log, the JSON of statistics, or None."},
+    {"transact", (PyCFunction)transact, METH_VARARGS,
+     "transact(step, milliseconds, offsets, member): 0 opens transactions, 1 begins one, 2 commits offsets of a group in it, "
+     "3 commits it, 4 aborts it. Return None, or (code, text, is_fatal, is_retriable, needs_abort). Offsets are a list of "
+     "(topic, partition, offset, metadata); `member` is what a consumer's `consumer_group_metadata` returns."},
     {"fileno", (PyCFunction)descriptor_of, METH_NOARGS, "Return the descriptor that is readable when reports are due."},
     {"purge", (PyCFunction)purge, METH_VARARGS, "purge(in_flight=True): have each waiting record reported as not written."},
     {"set_sasl_credentials", (PyCFunction)set_sasl_credentials, METH_VARARGS, "set_sasl_credentials(user, password)"},
-    {"close", (PyCFunction)producer_close, METH_NOARGS, "End the client. Blocks until its threads have ended."},
+    {"close", (PyCFunction)producer_close, METH_NOARGS,
+     "End the client. Blocks until its threads have ended. During another call, do nothing: the last reference ends it."},
     {0},
 };
 

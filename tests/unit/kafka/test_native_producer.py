@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import select
+import subprocess
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client.native import native_module
+from tests.hostile_native import HOSTILE
 
 MODULE: Any = native_module(KafkaConfig())
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the compiled module was not built here")
@@ -62,8 +64,8 @@ def test_each_record_is_refused_or_reported_once(requests: list[list[Any]], most
     for number, records in enumerate(requests):
         at = 0
         while at < len(records) and (refused := producer.produce(number, records[at:], at, number % 2)):
-            index, code, text, is_fatal = refused
-            assert (code < 0 or code > 0, type(text), is_fatal) == (True, str, False)
+            index, cause = refused
+            assert isinstance(cause, Exception) or (cause[0] != 0, type(cause[1]), cause[2]) == (True, str, False)
             seen[number, index] += 1
             at = index + 1
     for number, first, count, found in reports(producer, most):
@@ -106,3 +108,11 @@ def test_a_closed_producer_says_so() -> None:
 def test_what_cannot_be_a_client_is_refused(properties: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         MODULE.Producer(properties)
+
+
+@pytest.mark.parametrize("hostile", [each.__name__ for each in HOSTILE])
+def test_no_caller_brings_the_process_down(hostile: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_native", hostile], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -13,9 +13,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
-from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
+from headrace.errors import KafkaTimeout, KafkaUnavailable, RecordTooLarge, TransactionAborted
 from headrace.kafka.transactions import producers as transactional
 from headrace.kafka.transactions.transaction_job import TransactionJob
+from headrace.kafka.transactions.transactional_client import NotWritten
+from headrace.kafka.write_request import WriteRequest
 from headrace.records import OutgoingRecord, Produced
 
 RECORD = OutgoingRecord("t", None, b"1")
@@ -82,20 +84,14 @@ class RefusingClient:
 
     opened: ClassVar[list[dict[str, Any]]] = []
 
-    def __init__(self, properties: dict[str, Any], limit_seconds: float) -> None:
+    def __init__(self, kafka: KafkaConfig, properties: dict[str, Any], limit_seconds: float) -> None:
         self.opened.append(dict(properties))
         if len(self.opened) > 1:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         self.producer = self
-        self._reports: list[Any] = []
 
-    def produce(self, topic: str, value: Any, key: Any, partition: int, report: Any, *others: Any) -> None:
-        self._reports.append(report)
-
-    def flush(self, _seconds: float) -> None:
-        for report in self._reports:
-            report(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), SimpleNamespace(topic=lambda: "t", partition=lambda: 0))
-        self._reports.clear()
+    def write(self, request: WriteRequest, has_failed: Any) -> None:
+        request.reported(0, [NotWritten(("t", 0), RecordTooLarge())] * len(request.records))
 
     def has_statistics(self) -> bool:
         return True
@@ -103,10 +99,10 @@ class RefusingClient:
     def problem(self) -> str:
         return ""
 
-    def begin(self) -> None:
+    def begin(self, *_: Any) -> None:
         """Do nothing, as the other calls."""
 
-    abort_transaction = close = begin
+    transact = close = flush = begin
 
 
 async def test_a_refused_batch_blames_no_record_if_no_client_writes_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,18 +18,22 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.client.access import Right
-from headrace.kafka.client.error_map import ClientErrors, to_error, write_error
+from headrace.kafka.client.error_map import to_error
 from headrace.kafka.client.properties import client_properties
-from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
+from headrace.kafka.transactions.transactional_client import (
+    BROKEN,
+    NotWritten,
+    TransactionalClient,
+    transactional_properties,
+)
+from headrace.kafka.write_request import UNCOUNTED, WriteRequest
+from headrace.records import OutgoingRecord, WrittenRecords
 from headrace.runtime.failpoints import reach
 
 BATCHES_TOPIC: Final = "_headrace-eos"
 """It never has records. Groups commit offsets on its only partition to count the batches of exactly-once sinks."""
 _LIMIT_SECONDS: Final = 30.0
 _RESPONSE_SECONDS: Final = 10.0
-_FULL_QUEUE_SECONDS: Final = 0.1
-_CONSEQUENCES: Final = ["_STATE", "_INVALID_DIFFERENT_RECORD", "_PURGE_QUEUE", "_PURGE_INFLIGHT"]
-"""Errors of records that failed only because another one did."""
 _SETTINGS: Final = ProducerConfig(properties={"linger.ms": 20, "batch.size": 262_144, "compression.type": "lz4"})
 
 
@@ -66,13 +70,9 @@ class BatchTransactions:
         """
         self.close()
         settings = _SETTINGS.with_properties({"delivery.timeout.ms": round(self._timeout_seconds * 1000)})
-        properties = {
-            **transactional_properties(self._kafka, settings, self._name, self._timeout_seconds),
-            "delivery.report.only.error": True,
-            "on_delivery": self._delivered,
-        }
+        properties = transactional_properties(self._kafka, settings, self._name, self._timeout_seconds)
         try:
-            client = TransactionalClient(properties, _LIMIT_SECONDS)
+            client = TransactionalClient(self._kafka, properties, _LIMIT_SECONDS)
             self._next = self._look_up()
         except confluent_kafka.KafkaException as cause:
             raise self._error(cause, f"open the transactional producer {self._name}") from cause
@@ -94,37 +94,33 @@ class BatchTransactions:
         began = time.monotonic()
         committing = False
         topics: set[str] = set()
-        producer = client.producer
         self._refused = None
         try:
-            with ClientErrors():
-                client.begin()
-                for topic, key, value, headers in _records(rows):
-                    topics.add(topic)
-                    while True:
-                        try:
-                            producer.produce(topic, value, key, headers=headers)
-                            break
-                        except BufferError:
-                            producer.poll(_FULL_QUEUE_SECONDS)
-                reach("batch.produced")
-                producer.flush()
-                offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1, digest)
-                client.send_offsets([offset], self._group)
-                reach("batch.numbered")
-                committing = True
-                client.commit()
-                reach("batch.committed")
+            client.begin()
+            for records in _records(rows):
+                topics.update(record.topic for record in records)
+                request = WriteRequest(records, UNCOUNTED, self._reported, None, [None] * len(records))
+                if refused := client.write(request, self._has_failed):
+                    raise refused[1]
+            reach("batch.produced")
+            client.flush(self._has_failed)
+            offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1, digest)
+            client.send_offsets([offset], self._group)
+            reach("batch.numbered")
+            committing = True
+            client.commit()
+            reach("batch.committed")
         except BROKEN as cause:
             failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
                 text = f"This took {seconds:.0f} s, and a transaction has {self._timeout_seconds:g} s at most"
                 hint = "lower trigger.max_records"
                 failed = errors.TransactionAborted(f"{failed.description} {text}: {hint}")
-            with contextlib.suppress(*BROKEN), ClientErrors():
-                producer.purge()
+            with contextlib.suppress(*BROKEN):
+                client.producer.purge()
+                client.flush(self._has_failed)
                 if not committing:  # a transaction that may have been committed is not aborted
-                    producer.abort_transaction(_RESPONSE_SECONDS)
+                    client.producer.transact("abort_transaction", _RESPONSE_SECONDS)
             self.close()
             raise failed from cause
         self._next = number + 1
@@ -151,9 +147,15 @@ class BatchTransactions:
         assert self._client
         return self._client
 
-    def _delivered(self, error: confluent_kafka.KafkaError | None, record: Any) -> None:
-        if error and not self._refused and error.name() not in _CONSEQUENCES:
-            self._refused = write_error(error, self._kafka, str(record.topic()))
+    def _has_failed(self) -> bool:
+        return self._refused is not None
+
+    def _reported(self, request: WriteRequest) -> None:
+        if type(request.results) is not WrittenRecords:
+            found = (result.error if type(result) is NotWritten else result for result in request.results)
+            self._refused = self._refused or next(
+                (each for each in found if isinstance(each, errors.HeadraceError)), None
+            )
 
     def _error(self, cause: Exception, doing: str, *topics: str) -> errors.HeadraceError:
         if not isinstance(cause, confluent_kafka.KafkaException):
@@ -195,8 +197,10 @@ class BatchTransactions:
         return found.offset if found.offset >= 0 else None
 
 
-def _records(rows: Any) -> Iterator[tuple[str, bytes | None, bytes | None, Any]]:
+def _records(rows: Any) -> Iterator[list[OutgoingRecord]]:
     for batch in rows.to_batches():
         columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value", "headers"))
-        for topic, key, value, headers in zip(*columns, strict=True):
-            yield topic, key, value, headers and [(each["key"], each["value"]) for each in headers]
+        yield [
+            OutgoingRecord(topic, key, value, headers and [(each["key"], each["value"]) for each in headers])
+            for topic, key, value, headers in zip(*columns, strict=True)
+        ]

@@ -22,6 +22,7 @@ from headrace.delivery.pump_context import Batch, DeadLetterBatch, Work
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.portions import Event, Portion, firsts_of
 from headrace.kafka import Consumer, GroupTransactions
+from headrace.kafka.write_request import failures_of
 from headrace.records import CommitOffsets, Committed, Epochs, OutgoingRecord, Record, RecordBatch, TopicPartition
 from headrace.runtime import Deadline, Readiness
 
@@ -289,8 +290,7 @@ class TransactionalPump(Pump):
         while True:
             try:
                 results = await self._missing(portion) or await self._transactions.submit(records, group=group)
-                failures = [each for each in results if isinstance(each, errors.HeadraceError)]
-                if not failures:
+                if not (failures := failures_of(results)):
                     self._written(portion, records, results)
                     return {}, {}
                 failure = min(failures, key=lambda each: type(each) is errors.TransactionAborted)

@@ -1,4 +1,7 @@
-"""Writes through Kafka's Python client: each delivery report is a call, on the thread that polls it."""
+"""Writes through Kafka's Python client: each delivery report is a call, on the thread that polls it.
+
+`NativeClient` has the same methods.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from headrace.kafka.client import library
 from headrace.kafka.client.error_map import ClientErrors
-from headrace.kafka.write_request import ProduceResult, WriteRequest
+from headrace.kafka.write_request import WriteRequest
 from headrace.records import OutgoingRecord
 from headrace.runtime import blocking
 
@@ -24,10 +27,19 @@ class PolledClient:
         self,
         properties: Mapping[str, Any],
         note_error: Callable[[library.KafkaError], None],
-        result: Callable[[str, int, int | None, library.KafkaError | None], ProduceResult],
+        result: Callable[[str, int, int | None, library.KafkaError | None], Any],
+        observe: Callable[[bytes | str], None] | None = None,
     ) -> None:
-        """Open it; `result` translates a report: topic, partition, offset if there is one, and error."""
-        self._client = library.Producer({**properties, "error_cb": note_error})
+        """Open it.
+
+        Args:
+            properties: By the names of librdkafka.
+            note_error: Gets errors of the client. If it raises, the call of this client that has found it raises.
+            result: Translates a report: topic, partition, offset if there is one, and error.
+            observe: Gets statistics.
+        """
+        calls = {"error_cb": note_error, **({"stats_cb": observe} if observe else {})}
+        self._client = library.Producer({**properties, **calls})
         self._note_error = note_error
         self._result = result
 
@@ -70,6 +82,10 @@ class PolledClient:
 
     def serve(self, work: blocking.Event, seconds: float) -> None:
         """Take reports for a while, on the thread."""
+        self.poll(seconds)
+
+    def poll(self, seconds: float) -> None:
+        """Take reports, errors and statistics; wait until there is one."""
         with contextlib.suppress(SystemError):  # a fatal error that a report has taken
             try:
                 with ClientErrors():
@@ -77,14 +93,27 @@ class PolledClient:
             except library.KafkaException as cause:
                 self._note_error(cause.args[0])
 
+    def flush(self, seconds: float) -> int:
+        """Have everything sent, and take reports; return how many records have none after the time limit."""
+        with ClientErrors():
+            return self._client.flush(seconds)
+
     def purge(self, *, in_flight: bool = True) -> None:
         """Have each waiting record reported as not written, and one in flight as unknown."""
         self._client.purge(in_flight=in_flight)
 
     def close(self, seconds: float) -> None:
         """Take the last reports, on the thread."""
-        with contextlib.suppress(SystemError, library.KafkaException), ClientErrors():
-            self._client.flush(seconds)
+        with contextlib.suppress(SystemError, library.KafkaException):
+            self.flush(seconds)
 
     def set_sasl_credentials(self, user: str, password: str) -> None:
         self._client.set_sasl_credentials(user, password)
+
+    def transact(self, step: str, *arguments: Any) -> None:
+        """Run a step of a transaction: a method of Kafka's Python client, by its name, with its arguments.
+
+        Before a transaction ends, each of its records must have a report.
+        """
+        with ClientErrors():
+            getattr(self._client, step)(*arguments)

@@ -9,12 +9,11 @@ from headrace import errors
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.admin import Admin
 from headrace.kafka.client import library
-from headrace.kafka.client.access import is_refused, principal_of, refusal_in
+from headrace.kafka.client.access import is_refused, principal_of
 from headrace.kafka.client.credentials import ClientReplacement
-from headrace.kafka.client.error_map import repeat_error, report_error, write_error
-from headrace.kafka.client.native import native_module
+from headrace.kafka.client.error_map import refusal_error, repeat_error, report_error, write_error
 from headrace.kafka.client.properties import client_log, producer_properties
-from headrace.kafka.native_client import NativeClient
+from headrace.kafka.native_client import NativeClient, new_client
 from headrace.kafka.polled_client import PolledClient
 from headrace.kafka.write_request import ProduceResult, WriteRequest
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
@@ -127,12 +126,7 @@ class ProducerClient:
 
     def _refusal(self, cause: Exception, topic: str) -> errors.HeadraceError:
         """Return the error for a record that the client did not take, so it is certainly not written."""
-        if isinstance(cause, BufferError):
-            return errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
-        if not isinstance(cause, library.KafkaException):
-            return errors.RecordRefused(f"produce to {topic}: the client did not take the record: {cause!r}")
-        refusal = self._health.refusal or refusal_in(cause.args[0])
-        error = write_error(refusal or cause, self._admin.config, topic)
+        error = refusal_error(cause, self._admin.config, topic, self._health.refusal)
         if not isinstance(error, errors.FatalKafkaError):
             return error
         self._health.fatal = True
@@ -221,6 +215,4 @@ class ProducerClient:
         properties = producer_properties(self._admin.config, self._settings, client_id)
         if self._settings.batch_bytes == 1:
             properties["retry.backoff.ms"] = _BACKOFF_MS  # a refused record repeats what is in flight behind it
-        if module := native_module(self._admin.config):
-            return NativeClient(module, properties, self._note_error, self._result, self._bridge)
-        return PolledClient(properties, self._note_error, self._result)
+        return new_client(self._admin.config, properties, self._note_error, self._result, bridge=self._bridge)

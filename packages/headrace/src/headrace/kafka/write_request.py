@@ -29,8 +29,18 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int
 
 
+UNCOUNTED: Final = Claim(("", SEVERAL), 0)
+
+
+def failures_of(results: Results) -> list[errors.HeadraceError]:
+    """Return the errors among results."""
+    if isinstance(results, WrittenRecords):
+        return []
+    return [result for result in results if isinstance(result, errors.HeadraceError)]
+
+
 class WriteRequest(msgspec.Struct, eq=False):
-    """The records of one `send`: their results, and how many still wait for a report."""
+    """The records of one `send`, or of a transaction: their results, and how many still wait for a report."""
 
     # For good
     records: Sequence[OutgoingRecord]

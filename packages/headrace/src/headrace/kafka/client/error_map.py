@@ -1,11 +1,11 @@
 """Translates the client's errors to those of `errors.py`; used where a client call can fail."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client import library
-from headrace.kafka.client.access import KIND_OF, Right, is_refused, missing_right
+from headrace.kafka.client.access import KIND_OF, Right, is_refused, missing_right, refusal_in
 from headrace.records import OutgoingRecord
 
 
@@ -105,17 +105,28 @@ def report_error(
     return errors.KafkaTimeout(f"{found.description} An earlier attempt may have been written.", **found.parameters)
 
 
+def refusal_error(
+    cause: Exception, kafka: KafkaConfig, topic: str, refusal: library.KafkaError | None = None
+) -> errors.HeadraceError:
+    """Return our error for a record that a client did not take; `refusal` is why it may write to no topic."""
+    if isinstance(cause, BufferError):
+        return errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
+    if not isinstance(cause, library.KafkaException):
+        return errors.RecordRefused(f"produce to {topic}: the client did not take the record: {cause!r}")
+    return write_error(refusal or refusal_in(cause.args[0]) or cause, kafka, topic)
+
+
 def write_error(cause: ClientProblem, kafka: KafkaConfig, *topics: str) -> errors.HeadraceError:
     """Return our error for records that a client failed to write to topics, perhaps for lack of the right."""
     return to_error(cause, f"produce to {', '.join(topics)}", kafka, *(Right("Write", "topic", t) for t in topics))
 
 
 def refused_records(
-    client: library.Producer, kafka: KafkaConfig, records: Iterable[OutgoingRecord]
+    begin_again: Callable[[], None], kafka: KafkaConfig, records: Iterable[OutgoingRecord]
 ) -> errors.HeadraceError | None:
     """Return the error for a right that a failed transaction lacks, which its reports may not name; else None."""
     try:
-        client.begin_transaction()  # refused within a transaction, with the error that this one has
+        begin_again()  # refused within a transaction, with the error that this one has
     except library.KafkaException as cause:
         if is_refused(cause.args[0]):
             return write_error(cause, kafka, *sorted({record.topic for record in records}))

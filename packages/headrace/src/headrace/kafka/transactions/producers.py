@@ -24,17 +24,16 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
-from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
+from headrace.kafka.client.error_map import refused_records, to_error
 from headrace.kafka.reader import read_records
 from headrace.kafka.transactions.transaction_job import GroupOffsets, LastRecord, TransactionJob
 from headrace.kafka.transactions.transactional_client import (
     BROKEN,
     STATISTICS_SECONDS,
     TransactionalClient,
-    flush,
     transactional_properties,
 )
-from headrace.kafka.write_request import ProduceResult
+from headrace.kafka.write_request import Results
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking, chance, clock
 
@@ -107,7 +106,7 @@ class _Writer:
             self._properties = self._security.make()
             if self._alone:
                 self._properties |= _ALONE
-            client = TransactionalClient(self._properties, _OPEN_SECONDS)
+            client = TransactionalClient(self._kafka, self._properties, _OPEN_SECONDS)
         except library.KafkaException as cause:
             name = self._properties["transactional.id"]
             needed = Right("Write", "transactional-id", name)
@@ -172,9 +171,8 @@ class _Writer:
             self._fail(jobs, errors.KafkaUnavailable("no transactional producer could be opened: send it again"))
             return
         try:
-            with ClientErrors():
-                client.begin()
-                self._send(client, jobs)
+            client.begin()
+            self._send(client, jobs)
         except BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(cause=str(why)))
@@ -183,7 +181,7 @@ class _Writer:
         if all(job.written for job in jobs):
             self._commit(client, jobs)
         else:
-            self._abort(client.producer, jobs)
+            self._abort(client, jobs)
 
     def _usable_client(self) -> TransactionalClient | None:
         while self._client or self._open():
@@ -201,16 +199,15 @@ class _Writer:
             return any(job.has_failed for job in jobs)
 
         for job in jobs:
-            job.records = job.records[: job.record_count]
-            job.problem, job.results = None, []
-            job.send(client.producer, 0, has_failed)
-        flush(client.producer, has_failed)
+            job.restart()
+            job.send(client, has_failed)
+        client.flush(has_failed)
         if all(job.written for job in jobs):
-            for job in jobs:
-                if job.last_record:
-                    job.records.append(job.last_record(job.results))
-                    job.send(client.producer, job.record_count, has_failed)
-            flush(client.producer, has_failed)
+            closing = [job for job in jobs if job.last_record]
+            for job in closing:
+                job.send(client, has_failed)
+            if closing:
+                client.flush(has_failed)
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.group and (error := job.group.send(client)):
@@ -233,27 +230,27 @@ class _Writer:
             job.in_doubt = True
         self._in_doubt += jobs
 
-    def _abort(self, client: library.Producer, jobs: list[TransactionJob]) -> None:
+    def _abort(self, client: TransactionalClient, jobs: list[TransactionJob]) -> None:
         """Abort a transaction; each of several requests in it is then written by itself.
 
         When Kafka has refused a batch of one request as too large, each record of it is written once more, alone.
         """
         again = len(jobs) == 1 and jobs[0].may_fit_alone and self._renews and not self._alone
-        failed = [one for job in jobs for one in (*job.results, job.problem) if isinstance(one, errors.HeadraceError)]
+        failed = [error for job in jobs for error in job.failures]
         if len(jobs) == 1 and not again:
             aborted = errors.TransactionAborted(cause=failed[0].description if failed else "")
-            self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
+            self._fail(jobs, refused_records(client.begin, self._kafka, jobs[0].records) or aborted)
         in_flight = any(isinstance(error, errors.KafkaTimeout) for error in failed)
         if not in_flight:  # else the call would fail
-            with contextlib.suppress(*BROKEN), ClientErrors():
-                client.abort_transaction()
+            with contextlib.suppress(*BROKEN):
+                client.producer.transact("abort_transaction")
         # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
         if fatal := [error.description for error in failed if isinstance(error, errors.FatalKafkaError)]:
             self._close_failed(fatal[0], _YIELD_SECONDS)
         self._close()
         self._alone = again
         for job in jobs if again or len(jobs) > 1 else ():
-            job.problem, job.results = None, []  # what failed in this transaction says nothing of the next one
+            job.restart()
             self._write([job])
         if again:
             self._close()
@@ -313,7 +310,7 @@ class TransactionalProducers(Service):
         records: Sequence[OutgoingRecord],
         last_record: LastRecord | None = None,
         group: GroupOffsets | None = None,
-    ) -> asyncio.Future[list[ProduceResult]]:
+    ) -> asyncio.Future[Results]:
         """Write records as one transaction.
 
         Args:
@@ -392,7 +389,7 @@ class TransactionalProducers(Service):
             job.fail(errors.TransactionAborted())
         self._settle(job, job.results)
 
-    def _settle(self, job: TransactionJob, results: list[ProduceResult]) -> None:
+    def _settle(self, job: TransactionJob, results: Results) -> None:
         timer = self._open_jobs.pop(job, None)
         if timer:
             timer.cancel()  # it keeps the records in memory

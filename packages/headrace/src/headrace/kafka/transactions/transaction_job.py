@@ -1,7 +1,6 @@
 """A transaction that waits or is being written: its records, its offsets of a group, and its outcome."""
 
 import asyncio
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,11 +9,11 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
-from headrace.kafka.client.error_map import repeat_error, to_error, write_error
+from headrace.kafka.client.error_map import refusal_error, to_error
 from headrace.kafka.commits import to_client
-from headrace.kafka.transactions.transactional_client import TransactionalClient, flush
-from headrace.kafka.write_request import ProduceResult
-from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
+from headrace.kafka.transactions.transactional_client import NotWritten, TransactionalClient, is_innocent
+from headrace.kafka.write_request import UNCOUNTED, Results, WriteRequest
+from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced, WrittenRecords
 from headrace.runtime import blocking
 
 _FRAME: Final = b"CGMDv2:"
@@ -83,19 +82,18 @@ class GroupOffsets(NamedTuple):
         )
 
 
-LastRecord = Callable[[list[Produced]], OutgoingRecord]
+LastRecord = Callable[[Sequence[Produced]], OutgoingRecord]
 """Makes a last record of a transaction from the offsets of the others. Called on a producer's thread."""
 
 OF_BATCH: Final = "of_batch"
 """Parameter of a refusal that may be of another record in the same batch."""
 _NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.KafkaTimeout
 """Errors of a record that may be transient."""
-_INNOCENT: Final = (
-    library.KafkaError._STATE,
-    library.KafkaError._INVALID_DIFFERENT_RECORD,
-    library.KafkaError._PURGE_QUEUE,
-)
-"""Errors of records that failed only because another record did."""
+
+
+def _error_of(result: object) -> errors.HeadraceError | None:
+    found = result.error if type(result) is NotWritten else result
+    return found if isinstance(found, errors.HeadraceError) else None
 
 
 class TransactionJob:
@@ -115,106 +113,103 @@ class TransactionJob:
         self.last_record = last_record
         self.group = group
         self.record_count = len(self.records)
-        self.results: list[Any] = []
+        self._requests: list[WriteRequest] = []
+        """What the client has got: the records, and then the last one."""
+        self._outcome: Sequence[Any] | None = None
+        """The results in the end, if they are not those of the requests."""
         self.problem: errors.HeadraceError | None = None
         """Why it is certainly not committed, or not known to be."""
         self.in_doubt = False
-        self.response: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self.kafka = kafka
         self._names_culprits = names_culprits
-        self._partitions: dict[int, tuple[str, int]] = {}
-        """Topic and partition of records that are reported as not written."""
         self._claimed = blocking.Lock()
 
     def claim(self) -> bool:
         """Return whether the caller is the first, and so owns the request."""
         return self._claimed.acquire(blocking=False)
 
-    def send(self, client: library.Producer, first: int, has_failed: Callable[[], bool]) -> None:
-        """Pass the records from an index on to the client; a refused record gets its error as result.
+    def restart(self) -> None:
+        """Forget what became of the records in an earlier transaction; it says nothing of the next one."""
+        self.records = self.records[: self.record_count]
+        self.problem, self._outcome, self._requests = None, None, []
+
+    def send(self, client: TransactionalClient, has_failed: Callable[[], bool]) -> None:
+        """Pass the records on to the client, and at the next call the last record; none behind a refused one.
 
         `has_failed` returns whether the transaction, which may have further jobs, can only be aborted.
         """
-        self.results[first:] = [None] * (len(self.records) - first)
-        for index, record in enumerate(self.records[first:], first):
-            to = -1 if record.partition is None else record.partition
-            report = functools.partial(self._reported, index)
-            values: Any = record.topic, record.value, record.key, to, report, None, record.timestamp_ms, record.headers
-            try:
-                try:
-                    client.produce(*values)
-                except BufferError:  # the transaction has more than the client's queue
-                    flush(client, has_failed)
-                    client.produce(*values)
-            except BufferError:
-                self.results[index] = errors.ProducerQueueFull(
-                    "the transactional client's queue is full: send it again"
-                )
-                return
-            except library.KafkaException as cause:
-                if cause.args[0].code() not in _INNOCENT:
-                    self.results[index] = write_error(cause, self.kafka, record.topic)
-                return
+        if self._requests and self.last_record:
+            self.records.append(self.last_record(self.results))
+        records = self.records[self.record_count if self._requests else 0 :]
+        request = WriteRequest(records, UNCOUNTED, lambda request: None, None, [None] * len(records))
+        self._requests.append(request)
+        index, cause = client.write(request, has_failed) or (0, None)
+        if cause and not (isinstance(cause, library.KafkaException) and is_innocent(cause.args[0])):
+            request.refuse(index, refusal_error(cause, self.kafka, request.records[index].topic))
 
-    def _reported(self, index: int, error: library.KafkaError | None, record: Any) -> None:
-        if error is None:
-            offset, partition = record.offset(), record.partition()
-            unknown = offset is None
-            self.results[index] = repeat_error(record.topic(), partition) if unknown else Produced(partition, offset)
-            return
-        self._partitions[index] = str(record.topic()), record.partition()
-        if error.code() not in _INNOCENT:
-            self.results[index] = write_error(error, self.kafka, str(record.topic()))
+    @property
+    def results(self) -> Sequence[Any]:
+        """One per record, as far as they are known."""
+        if self._outcome is not None:
+            return self._outcome
+        each = [request.results for request in self._requests]
+        return each[0] if len(each) == 1 else [result for results in each for result in results]
+
+    @results.setter
+    def results(self, outcome: Sequence[Any]) -> None:
+        self._outcome = outcome
+
+    @property
+    def written(self) -> bool:
+        """Whether every record is in the log, visible or not."""
+        return not self.problem and all(
+            type(request.results) is WrittenRecords or all(type(result) is Produced for result in request.results)
+            for request in self._requests
+        )
+
+    @property
+    def failures(self) -> list[errors.HeadraceError]:
+        """Why records are not written, or not known to be, and why the transaction is not committed."""
+        found = [] if self.written else [self.problem, *map(_error_of, self.results)]
+        return [each for each in found if each]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a record is certainly not written, so that the transaction will be aborted."""
+        return any(not isinstance(each, errors.KafkaTimeout) for each in self.failures)
+
+    @property
+    def may_fit_alone(self) -> bool:
+        """Whether Kafka refused a batch as too large, so that each of its records may be small enough."""
+        refused = any(type(each) is NotWritten and type(each.error) is errors.RecordTooLarge for each in self.results)
+        return self.record_count > 1 and refused
 
     def _mark_neighbours(self) -> None:
         """Mark refusals that may be of another record: those of neighbours in a partition, so perhaps in a batch.
 
         If exactly one record of a batch is refused, the client reports all of them. Source: KIP-467 in librdkafka.
         """
-        last: dict[tuple[str, int], int] = {}
-        for index, (record, result) in enumerate(zip(self.records, self.results, strict=False)):
-            partition = (record.topic, result.partition) if type(result) is Produced else self._partitions.get(index)
-            if partition is None:
-                continue
-            before, last[partition] = last.get(partition, index), index
-            if before != index and all(type(self.results[at]) is errors.RecordRefused for at in (before, index)):
-                for at in (before, index):
-                    self.results[at].parameters[OF_BATCH] = True
-
-    @property
-    def may_fit_alone(self) -> bool:
-        """Whether Kafka refused a batch as too large, so that each of its records may be small enough."""
-        refused = [self.results[index] for index in self._partitions if index < len(self.results)]
-        return self.record_count > 1 and any(type(result) is errors.RecordTooLarge for result in refused)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a record is certainly not written, so that the transaction will be aborted."""
-        return any(
-            isinstance(result, errors.HeadraceError) and not isinstance(result, errors.KafkaTimeout)
-            for result in self.results
-        )
-
-    @property
-    def written(self) -> bool:
-        """Whether every record is in the log, visible or not."""
-        if self.problem or len(self.results) != len(self.records):
-            return False
-        return all(type(result) is Produced for result in self.results)
+        last: dict[tuple[str, int], Any] = {}
+        for record, result in zip(self.records, self.results, strict=False):
+            if type(result) is Produced:
+                last[record.topic, result.partition] = None
+            elif type(result) is NotWritten:
+                refused = result.error if type(result.error) is errors.RecordRefused else None
+                before, last[result.partition] = last.get(result.partition), refused
+                for each in (before, refused) if before and refused else ():
+                    each.parameters[OF_BATCH] = True
 
     def fail(self, reason: errors.HeadraceError) -> None:
         """Fail every record as certainly not visible: a refused one with its own error, the others with `reason`."""
         self.problem = reason
-        found = self.results[: self.record_count] or [None] * self.record_count
         kept = _NAMED if self._names_culprits else ()
         if kept:
             self._mark_neighbours()
-        final = [
-            isinstance(each, errors.HeadraceError) and (not each.retriable or type(each) in kept) for each in found
-        ]
-        self.results = [result if own else reason for result, own in zip(found, final, strict=True)]
+        found = [_error_of(each) for each in self.results[: self.record_count]] or [None] * self.record_count
+        self._outcome = [each if each and (not each.retriable or type(each) in kept) else reason for each in found]
 
-    def respond(self, results: list[ProduceResult]) -> None:
+    def respond(self, results: Results) -> None:
         """Respond once: with a result per record, or with the failure if there are no records.
 
         With `names_culprits` an unknown outcome is a failure too, or it could look like the error of a record.
@@ -225,4 +220,4 @@ class TransactionJob:
         if self.problem and (unknown or not self.record_count):
             self.response.set_exception(self.problem)
         else:
-            self.response.set_result(results[: self.record_count])
+            self.response.set_result(results if len(results) == self.record_count else results[: self.record_count])

@@ -1,17 +1,25 @@
-"""A client that writes one transaction after the other, until a late request could disturb the next one."""
+"""A client that writes one transaction after the other, until a late request could disturb the next one.
+
+It writes as `ProducerClient` does, by requests, but on the caller's thread.
+"""
 
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.client import library
-from headrace.kafka.client.error_map import ClientErrors
+from headrace.kafka.client.error_map import repeat_error, write_error
 from headrace.kafka.client.properties import producer_properties
+from headrace.kafka.native_client import new_client
+from headrace.kafka.polled_client import Refused
+from headrace.kafka.write_request import WriteRequest
+from headrace.records import Produced
 from headrace.runtime import call_within, clock
 
 STATISTICS_SECONDS: Final = 0.02
@@ -21,7 +29,6 @@ BROKEN: Final = (library.KafkaException, SystemError)
 """What the client's calls raise; a SystemError if a fatal error and a delivery report meet in one call."""
 
 _OFFSETS_SECONDS: Final = 10.0
-
 MOST_TRANSACTIONS: Final = 10_000
 """Transactions of one client: its epoch has 16 bits, and the client does not check for their end."""
 _SIGNS: Final = {
@@ -90,7 +97,7 @@ class TransactionGuard:
         self._since = float("inf")
         self._transactions = 0
 
-    def observe(self, statistics: str) -> None:
+    def observe(self, statistics: str | bytes) -> None:
         """Take the client's statistics: each of them, or counters of a broker that joined and left are missed."""
         before, self._latest = self._latest, _decode(statistics)
         if before and not self._sign:
@@ -135,14 +142,32 @@ def transactional_properties(kafka: KafkaConfig, settings: ProducerConfig, name:
     }
 
 
-def flush(producer: library.Producer, has_failed: Callable[[], bool]) -> None:
-    """Wait until each record is reported. After a failure, drop the records that are still queued.
+_INNOCENT: Final = (
+    library.KafkaError._STATE,
+    library.KafkaError._INVALID_DIFFERENT_RECORD,
+    library.KafkaError._PURGE_QUEUE,
+)
 
-    Kafka's client sends no record of a transaction that failed: they would wait for `delivery.timeout.ms`.
-    """
-    while producer.flush(_FLUSH_SECONDS):
-        if has_failed():
-            producer.purge(in_flight=False)
+
+def is_innocent(error: library.KafkaError) -> bool:
+    """Return whether a record is not written only because another one is not."""
+    return error.code() in _INNOCENT
+
+
+class NotWritten(NamedTuple):
+    """What is reported of a record that is not written, or perhaps not."""
+
+    partition: tuple[str, int]
+    error: errors.HeadraceError | None
+    """None if it failed only because another record did."""
+
+
+def _result(
+    kafka: KafkaConfig, topic: str, partition: int, offset: int | None, error: library.KafkaError | None, **_: bool
+) -> Produced | errors.HeadraceError | NotWritten:
+    if error is None:
+        return repeat_error(topic, partition) if offset is None else Produced(partition, offset)
+    return NotWritten((topic, partition), None if is_innocent(error) else write_error(error, kafka, topic))
 
 
 class TransactionalClient:
@@ -151,22 +176,49 @@ class TransactionalClient:
     All calls but `has_statistics` and `close` may raise one of `BROKEN`.
     """
 
-    def __init__(self, properties: dict[str, Any], limit_seconds: float) -> None:
+    def __init__(self, kafka: KafkaConfig, properties: dict[str, Any], limit_seconds: float) -> None:
         """Open it, which fences its predecessor and so ends the transaction that it left open.
 
         Raises:
             KafkaException: Kafka refuses, or did not answer in time.
         """
         self._guard = TransactionGuard()
-        self.producer = library.Producer({**properties, "stats_cb": self._guard.observe})
-        """Takes records and offsets between `begin` and `commit`."""
-        self.producer.init_transactions(limit_seconds)
+        on_error = properties.get("error_cb", lambda error: None)
+
+        def note_error(error: library.KafkaError) -> None:
+            on_error(error)
+            if error.fatal():
+                raise library.KafkaException(error)
+
+        # It calls nothing that knows this object, so it ends with the last reference, perhaps of a call that hangs.
+        calls = note_error, functools.partial(_result, kafka), self._guard.observe
+        self.producer = new_client(kafka, properties, *calls)
+        self.producer.transact("init_transactions", limit_seconds)
         self._guard.opened(clock.monotonic())
+
+    def write(self, request: WriteRequest, has_failed: Callable[[], bool]) -> Refused:
+        """Take records up to one that is refused; `has_failed` returns whether the transaction can only be aborted."""
+        first = flushed = 0
+        while refused := self.producer.produce(request, request.records[first:], first, True):
+            first, cause = refused
+            if not isinstance(cause, BufferError) or first < flushed:
+                break
+            self.flush(has_failed)  # the transaction has more records than the client's queue
+            flushed = first + 1
+        return refused
+
+    def flush(self, has_failed: Callable[[], bool]) -> None:
+        """Wait until each record is reported. After a failure, drop the records that are still queued.
+
+        Kafka's client sends no record of a transaction that failed: they would wait for `delivery.timeout.ms`.
+        """
+        while self.producer.flush(_FLUSH_SECONDS):
+            if has_failed():
+                self.producer.purge(in_flight=False)
 
     def poll(self, seconds: float) -> None:
         """Read statistics and reports; statistics would fill the memory otherwise."""
-        with ClientErrors():
-            self.producer.poll(seconds)
+        self.producer.poll(seconds)
 
     def has_statistics(self) -> bool:
         """Wait for statistics that are younger than the last transaction, and return whether there are any."""
@@ -183,7 +235,7 @@ class TransactionalClient:
     def begin(self) -> None:
         """Begin a transaction, when there are statistics and no problem."""
         self._guard.begin()
-        self.producer.begin_transaction()
+        self.producer.transact("begin_transaction")
 
     def send_offsets(self, offsets: list[Any], member: Any) -> None:
         """Commit offsets of a group in the transaction, within a time limit.
@@ -191,7 +243,8 @@ class TransactionalClient:
         The client can wait for ever for the coordinator of the group: after its connection closed, or after it left the
         cluster. Source: librdkafka, issues 5456 and 5511.
         """
-        send = functools.partial(self.producer.send_offsets_to_transaction, offsets, member, _OFFSETS_SECONDS)
+        of_group = "send_offsets_to_transaction", offsets, member, _OFFSETS_SECONDS
+        send = functools.partial(self.producer.transact, *of_group)
         try:
             call_within(_OFFSETS_SECONDS + 1, send)
         except TimeoutError as cause:
@@ -200,8 +253,7 @@ class TransactionalClient:
 
     def commit(self) -> None:
         """Commit the transaction. If this raises, it may still have been committed, and must not be aborted."""
-        with ClientErrors():
-            self.producer.commit_transaction()
+        self.producer.transact("commit_transaction")
         self._guard.ended(clock.monotonic())
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from headrace import errors
 from headrace.http.messages import HttpResponse, retry_after
 from headrace.http.request import Headers
+from headrace.kafka.write_request import failures_of
 from headrace.records import OutgoingRecord, Produced, WrittenRecords
 from headrace.runtime.telemetry.tracing import TraceSpan
 
@@ -113,13 +114,6 @@ def response_of(
     reason = reason_of(failures) if failures and not written and not always_200 else None
     body = _encode_json(entries_of(prepared, results, failures, acks, failed=reason is not None))
     return with_reason(body, reason, len(results), written)
-
-
-def failures_of(results: Sequence[Result]) -> list[errors.HeadraceError]:
-    """Return the errors among results."""
-    if isinstance(results, WrittenRecords):
-        return []
-    return [result for result in results if not isinstance(result, Produced)]
 
 
 def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int, written: int) -> EncodedResponse:

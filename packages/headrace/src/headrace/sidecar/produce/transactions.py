@@ -12,7 +12,8 @@ from headrace import errors
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
 from headrace.kafka.transactions.transaction_job import LastRecord
-from headrace.records import OutgoingRecord, Produced
+from headrace.kafka.write_request import failures_of
+from headrace.records import OutgoingRecord
 from headrace.runtime.telemetry.audit import Audit
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.requests import Position
@@ -31,7 +32,6 @@ from headrace.sidecar.produce.produce_response import (
     ProduceResponse,
     Result,
     entries_of,
-    failures_of,
     reason_of,
     response_of,
     with_reason,
@@ -187,8 +187,8 @@ class Transactions:
         def settled(_: object) -> None:
             if outcome.cancelled():  # it is unknown
                 return respond(unknown)
-            results: list[Result] = outcome.result()
-            if all(type(result) is Produced for result in results):
+            results = outcome.result()
+            if not failures_of(results):
                 prepared.committed()
             prepared.settled(results)
             return respond(results)

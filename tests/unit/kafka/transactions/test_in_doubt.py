@@ -91,7 +91,7 @@ class RefusingClient:
         self.producer = self
 
     def write(self, request: WriteRequest, has_failed: Any) -> None:
-        request.reported(0, [NotWritten(("t", 0), RecordTooLarge())] * len(request.records))
+        request.reported(0, len(request.records), [NotWritten(("t", 0), RecordTooLarge())] * len(request.records))
 
     def has_statistics(self) -> bool:
         return True

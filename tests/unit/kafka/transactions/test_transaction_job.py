@@ -38,7 +38,7 @@ class SmallClient:
     def flush(self, _seconds: float) -> int:
         for request, index in self.queue:
             error = ClientError(self.reported.pop(0)) if self.reported else None
-            request.reported(index, [transactional_client._result(KafkaConfig(), "t", 0, 7, error)])
+            request.reported(index, 1, [transactional_client._result(KafkaConfig(), "t", 0, 7, error)])
         self.queue.clear()
         return len(self.stuck)
 

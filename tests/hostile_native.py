@@ -116,7 +116,7 @@ def the_process_ends_while_all_is_in_use() -> None:
 def objects_are_half_made() -> None:
     for made in (module.Producer.__new__(module.Producer), opened()):
         made.close()
-        for call in (made.purge, lambda: made.drain(1), lambda: made.transact(1, 0)):  # noqa: B023 called here
+        for call in (made.purge, lambda: made.drain(1), lambda: made.transact("begin_transaction", 0)):  # noqa: B023 called here
             assert "closed" in refused(call)
         assert len(made) == 0
     queue = module.FetchQueue.__new__(module.FetchQueue)
@@ -129,10 +129,10 @@ def objects_are_half_made() -> None:
 
 def a_transaction_gets_anything() -> None:
     producer = opened()
-    assert "transactional.id" in producer.transact(0, 10)[1]
-    assert "too short" in producer.transact(2, 10, [], b"")[1]
+    assert "transactional.id" in producer.transact("init_transactions", 10)[1]
+    assert "too short" in producer.transact("", 10, [], b"")[1]
     for rows in ([1], [()], [("t", 0, "x", "")], [("t", 0, 2**70, "")], [("\0", 0, 1, "")]):
-        assert refused(lambda: producer.transact(2, 10, rows, b"CGMDv2:"))  # noqa: B023 called here
+        assert refused(lambda: producer.transact("", 10, rows, b"CGMDv2:"))  # noqa: B023 called here
 
 
 HOSTILE = [

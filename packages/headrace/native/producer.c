@@ -309,28 +309,26 @@ static int add_offset(rd_kafka_topic_partition_list_t *offsets, PyObject *row) {
     return 0;
 }
 
-enum { OPEN, BEGIN, OFFSETS, COMMIT, ABORT };
-
 static PyObject *transact(Producer *self, PyObject *arguments) {
-    int step, milliseconds, failed = 0;
+    int milliseconds, failed = 0;
     PyObject *rows = NULL;
-    const char *member = "";
+    const char *step, *member = "";
     Py_ssize_t size = 0;
-    if (!PyArg_ParseTuple(arguments, "ii|O!y#", &step, &milliseconds, &PyList_Type, &rows, &member, &size)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "si|O!y#", &step, &milliseconds, &PyList_Type, &rows, &member, &size)) return NULL;
     if (is_unusable(self)) return NULL;
     rd_kafka_consumer_group_metadata_t *group = NULL;
     rd_kafka_topic_partition_list_t *offsets = rdk.topic_partition_list_new(0);
-    rd_kafka_error_t *error = step == OFFSETS ? rdk.consumer_group_metadata_read(&group, member, (size_t)size) : NULL;
+    rd_kafka_error_t *error = rows ? rdk.consumer_group_metadata_read(&group, member, (size_t)size) : NULL;
     for (Py_ssize_t at = 0; rows && at < PyList_Size(rows) && !failed; at++)
         failed = add_offset(offsets, PyList_GetItem(rows, at));
     if (!failed && !error) {
         self->waiting++;
         Py_BEGIN_ALLOW_THREADS;
-        error = step == OPEN      ? rdk.init_transactions(self->handle, milliseconds)
-                : step == BEGIN   ? rdk.begin_transaction(self->handle)
-                : step == OFFSETS ? rdk.send_offsets_to_transaction(self->handle, offsets, group, milliseconds)
-                : step == COMMIT  ? rdk.commit_transaction(self->handle, milliseconds)
-                                  : rdk.abort_transaction(self->handle, milliseconds);
+        error = rows ? rdk.send_offsets_to_transaction(self->handle, offsets, group, milliseconds)
+                : !strcmp(step, "init_transactions")  ? rdk.init_transactions(self->handle, milliseconds)
+                : !strcmp(step, "begin_transaction")  ? rdk.begin_transaction(self->handle)
+                : !strcmp(step, "commit_transaction") ? rdk.commit_transaction(self->handle, milliseconds)
+                                                      : rdk.abort_transaction(self->handle, milliseconds);
         Py_END_ALLOW_THREADS;
         self->waiting--;
     }
@@ -463,9 +461,10 @@ static PyMethodDef methods[] = {
      "offsets if these records are all written, else a list of (code, status, partition, offset). An event is (code, "
      "text, is_fatal) of an error, (level, line) of the log, the JSON of statistics, or None."},
     {"transact", (PyCFunction)transact, METH_VARARGS,
-     "transact(step, milliseconds, offsets, member): 0 opens transactions, 1 begins one, 2 commits offsets of a group in it, "
-     "3 commits it, 4 aborts it. Return None, or (code, text, is_fatal, is_retriable, needs_abort). Offsets are a list of "
-     "(topic, partition, offset, metadata); `member` is what a consumer's `consumer_group_metadata` returns."},
+     "transact(step, milliseconds, offsets, member): do what librdkafka's function of this name does, which is init_, begin_, "
+     "commit_ or abort_transaction(s), or send_offsets_to_transaction, which alone has offsets. Return None, or (code, text, "
+     "is_fatal, is_retriable, needs_abort). Offsets are a list of (topic, partition, offset, metadata); `member` is what a "
+     "consumer's `consumer_group_metadata` returns."},
     {"fileno", (PyCFunction)descriptor_of, METH_NOARGS, "Return the descriptor that is readable when reports are due."},
     {"purge", (PyCFunction)purge, METH_VARARGS, "purge(in_flight=True): have each waiting record reported as not written."},
     {"set_sasl_credentials", (PyCFunction)set_sasl_credentials, METH_VARARGS, "set_sasl_credentials(user, password)"},

@@ -54,13 +54,15 @@ def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
 
 
 def test_records_of_the_client_are_batches_by_partition() -> None:
-    """Topics, partitions, holes and nulls in any order; each batch has the records of its partition in their order."""
+    """Holes and nulls in any order; a batch ends where the topic or the partition changes."""
     places = [P0, P0, P1, P0, TopicPartition("u", 0), P1]
     batches = to_parts([message(place, 3 * offset) for offset, place in enumerate(places)]).parts
     assert [(batch.topic_partition, batch.offsets) for batch in batches] == [
-        (P0, [0, 3, 9]),
-        (P1, [6, 15]),
+        (P0, [0, 3]),
+        (P1, [6]),
+        (P0, [9]),
         (TopicPartition("u", 0), [12]),
+        (P1, [15]),
     ]
     for batch in batches:
         count = len(batch)

@@ -2,8 +2,9 @@
 
 import contextlib
 import gc
+import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 from headrace.config.kafka import KafkaConfig
@@ -32,7 +33,7 @@ class PollResult(NamedTuple):
     """What one poll has received."""
 
     parts: Sequence[RecordBatch | FetchEvent] = ()
-    """In their order: a partition has one batch between two events."""
+    """In their order; a batch has records of one partition that follow each other."""
     append_times: frozenset[TopicPartition] = frozenset()
     """Partitions whose records have the time of the broker (LogAppendTime), by the first record of each batch."""
 
@@ -116,31 +117,19 @@ def to_parts(messages: Sequence[Any]) -> PollResult:
     """Return the client's own objects as columns and events."""
     parts: list[RecordBatch | FetchEvent] = []
     append_times: list[TopicPartition] = []
-    errors = [message.error() for message in messages]
-    first = 0
-    ends = [index for index, error in enumerate(errors) if error is not None] if any(errors) else []
-    for end in [*ends, len(messages)]:
-        for partition, run in _by_partition(messages[first:end]).items():
-            parts.append(_to_batch(partition, run))
-            if run[0].timestamp()[0] == _APPENDED:
-                append_times.append(partition)
-        if end < len(messages):
-            number = messages[end].partition()
-            partition = TopicPartition(messages[end].topic() or "", -1 if number is None else number)
-            parts.append(FetchEvent(errors[end], partition, messages[end].offset()))
-        first = end + 1
+    for (is_event, topic, number), run in itertools.groupby(messages, _partition_of):
+        partition, found = TopicPartition(topic or "", -1 if number is None else number), [*run]
+        if is_event:
+            parts += [FetchEvent(message.error(), partition, message.offset()) for message in found]
+            continue
+        parts.append(_to_batch(partition, found))
+        if found[0].timestamp()[0] == _APPENDED:
+            append_times.append(partition)
     return PollResult(parts, frozenset(append_times))
 
 
-def _by_partition(messages: Sequence[Any]) -> Mapping[TopicPartition, Sequence[Any]]:
-    topics = [message.topic() for message in messages]
-    partitions = [message.partition() for message in messages]
-    if messages and partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):  # as most polls are
-        return {TopicPartition(topics[0], partitions[0]): messages}
-    runs: dict[tuple[str, int], list[Any]] = {}
-    for partition, message in zip(zip(topics, partitions, strict=True), messages, strict=True):
-        runs.setdefault(partition, []).append(message)
-    return {TopicPartition(*partition): run for partition, run in runs.items()}
+def _partition_of(message: Any) -> tuple[bool, str | None, int | None]:
+    return message.error() is not None, message.topic(), message.partition()
 
 
 def _to_batch(partition: TopicPartition, messages: Sequence[Any]) -> RecordBatch:

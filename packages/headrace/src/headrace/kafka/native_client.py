@@ -26,16 +26,10 @@ _NOT_WRITTEN: Final = 0
 """`rd_kafka_message_status` of a record that no broker can have."""
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Python's level of each level of syslog."""
+_OBJECTS: Final = "logger", "error_cb", "stats_cb"
+"""Properties of Kafka's Python client alone."""
 _INVALID_ARGUMENT: Final = library.KafkaError._INVALID_ARG
 _QUEUE_FULL: Final = library.KafkaError._QUEUE_FULL
-_STEPS: Final = [
-    "init_transactions",
-    "begin_transaction",
-    "send_offsets_to_transaction",
-    "commit_transaction",
-    "abort_transaction",
-]
-"""As the module counts them."""
 
 
 class NativeClient:
@@ -48,16 +42,15 @@ class NativeClient:
         properties: Mapping[str, Any],
         note_error: Callable[[library.KafkaError], None],
         result: Callable[..., Any],
-        observe: Callable[[bytes | str], None] = lambda statistics: None,
     ) -> None:
         """Open it; requests whose results are all known go to the loop of `bridge`, if `open` is called."""
         self._note_error = note_error
         self._result = result
-        self._observe = observe
+        self._observe = properties.get("stats_cb", len)
         self._bridge = bridge
         self._is_empty = blocking.Event()
         self._is_closed = False
-        own = {name: _text(value) for name, value in properties.items() if name not in ("logger", "error_cb")}
+        own = {name: _text(value) for name, value in properties.items() if name not in _OBJECTS}
         try:
             self._client = module.Producer({**own, "log.queue": "true"})
         except ValueError as cause:
@@ -162,7 +155,7 @@ class NativeClient:
         if offsets:
             offsets[0] = [(one.topic, one.partition, one.offset, one.metadata or "") for one in offsets[0]]
         milliseconds = int(seconds * 1000) if seconds >= 0 else -1
-        if error := self._client.transact(_STEPS.index(step), milliseconds, *offsets):
+        if error := self._client.transact(step, milliseconds, *offsets):
             raise library.KafkaException(library.KafkaError(*error))
 
 

@@ -28,18 +28,12 @@ class PolledClient:
         properties: Mapping[str, Any],
         note_error: Callable[[library.KafkaError], None],
         result: Callable[[str, int, int | None, library.KafkaError | None], Any],
-        observe: Callable[[bytes | str], None] | None = None,
     ) -> None:
-        """Open it.
+        """Open it; `result` translates a report: topic, partition, offset if there is one, and error.
 
-        Args:
-            properties: By the names of librdkafka.
-            note_error: Gets errors of the client. If it raises, the call of this client that has found it raises.
-            result: Translates a report: topic, partition, offset if there is one, and error.
-            observe: Gets statistics.
+        If `note_error` raises, the call that has found the error does.
         """
-        calls = {"error_cb": note_error, **({"stats_cb": observe} if observe else {})}
-        self._client = library.Producer({**properties, **calls})
+        self._client = library.Producer({**properties, "error_cb": note_error})
         self._note_error = note_error
         self._result = result
 

@@ -191,8 +191,8 @@ class TransactionalClient:
                 raise library.KafkaException(error)
 
         # It calls nothing that knows this object, so it ends with the last reference, perhaps of a call that hangs.
-        calls = note_error, functools.partial(_result, kafka), self._guard.observe
-        self.producer = new_client(kafka, properties, *calls)
+        own = {**properties, "stats_cb": self._guard.observe}
+        self.producer = new_client(kafka, own, note_error, functools.partial(_result, kafka))
         self.producer.transact("init_transactions", limit_seconds)
         self._guard.opened(clock.monotonic())
 

@@ -13,22 +13,21 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from headrace.cli.global_options import RESULT_FORMATS, uses, value_of
 from headrace.config.dev_endpoints import ENDPOINTS, environment
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig, check_servers
-from headrace.config.load import load_config
-from headrace.config.model import HeadraceConfig
 from headrace.config.producer_config import ProducerConfig
-from headrace.config.whole_file import WholeFile
-from headrace.config.yaml_tree import KeyPath
-from headrace.consumers.feature_checks import completed, feature_checks
 from headrace.errors import ConfigError
 from headrace.kafka import Admin, Producer
 from headrace.runtime import Deadline, SystemClock
+
+if TYPE_CHECKING:  # without a file, its models are not needed, and take longer than all else
+    from headrace.config.model import HeadraceConfig
+    from headrace.config.yaml_tree import KeyPath
 
 DEFAULT_FILE = Path("headrace.yaml")
 
@@ -38,7 +37,7 @@ class ClusterSettings(NamedTuple):
 
     kafka: KafkaConfig
     registry: SchemaRegistryConfig
-    file: HeadraceConfig | None
+    file: "HeadraceConfig | None"
 
 
 def kafka_options(
@@ -82,8 +81,10 @@ def find_cluster(
     Admin.on_wait = functools.partial(click.echo, err=True)
     # With -b alone, the file of the folder may describe another cluster.
     file = find_settings(config, only) if config or not bootstrap_servers else None
-    settings = file or with_environment(WholeFile())
-    kafka, registry = settings.kafka, settings.schema_registry
+    if file:
+        kafka, registry = file.kafka, file.schema_registry
+    else:
+        kafka, registry = _with_addresses(KafkaConfig(), SchemaRegistryConfig())
     if bootstrap_servers:
         kafka = _at(kafka, bootstrap_servers, "--bootstrap-servers")
     if registry_url:
@@ -98,7 +99,7 @@ def _at(kafka: KafkaConfig, servers: str, source: str) -> KafkaConfig:
         raise ConfigError(f"{source} {cause}") from None
 
 
-def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConfig | None:
+def find_settings(file: Path | None, only: Collection[str] = ()) -> "HeadraceConfig | None":
     """Return the settings of a file, by default of `./headrace.yaml`; None if that does not exist.
 
     Raises:
@@ -109,32 +110,42 @@ def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConf
     return load_settings(file or DEFAULT_FILE, only)
 
 
-def load_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConfig:
+def load_settings(file: Path | None, only: Collection[str] = ()) -> "HeadraceConfig":
     """Return what a file and the environment set, with standing queries as reactive consumers.
 
     Raises:
         ConfigError: The file is not valid.
     """
+    from headrace.config.load import load_config
+    from headrace.consumers.feature_checks import completed
+
     return completed(with_environment(load_config(file, variables(), only, _problems_of_sections)))
 
 
-def _problems_of_sections(settings: HeadraceConfig) -> Iterable[tuple[KeyPath, str]]:
+def _problems_of_sections(settings: "HeadraceConfig") -> "Iterable[tuple[KeyPath, str]]":
+    from headrace.consumers.feature_checks import feature_checks
+
     return [problem for checks in feature_checks() for problem in checks.problems(settings)]
 
 
-def with_environment(settings: HeadraceConfig) -> HeadraceConfig:
+def with_environment(settings: "HeadraceConfig") -> "HeadraceConfig":
     """Return settings with the addresses of the environment unless the file sets them."""
-    kafka, registry, known = settings.kafka, settings.schema_registry, variables()
+    kafka, registry = _with_addresses(settings.kafka, settings.schema_registry)
+    found = settings.model_copy(update={"kafka": kafka, "schema_registry": registry})
+    if "schema_registry" not in settings.model_fields_set:
+        found.model_fields_set.discard("schema_registry")  # only a registry in the file must be reachable
+    return found
+
+
+def _with_addresses(kafka: KafkaConfig, registry: SchemaRegistryConfig) -> tuple[KafkaConfig, SchemaRegistryConfig]:
+    known = variables()
     if "bootstrap_servers" not in kafka.model_fields_set and known.get("KAFKA"):
         kafka = _at(kafka, known["KAFKA"], "the environment variable KAFKA")
     # The registry of the dev cluster belongs to its Kafka only.
     urls = known if kafka.bootstrap_servers == known.get("KAFKA") else os.environ
     if "url" not in registry.model_fields_set and urls.get("SCHEMA_REGISTRY_URL"):
         registry = registry.model_copy(update={"url": urls["SCHEMA_REGISTRY_URL"]})
-    found = settings.model_copy(update={"kafka": kafka, "schema_registry": registry})
-    if "schema_registry" not in settings.model_fields_set:
-        found.model_fields_set.discard("schema_registry")  # only a registry in the file must be reachable
-    return found
+    return kafka, registry
 
 
 def variables() -> dict[str, str]:

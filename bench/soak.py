@@ -138,12 +138,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run everything at once, and watch what it takes.")
     parser.add_argument("--minutes", type=int, default=5)
     parser.add_argument("--dry", action="store_true", help="do not write RESULTS.md")
-    asked = parser.parse_args()
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "broker") as cluster:
-        made = SoakTable(Bench(cluster, Path(folder), 1.0), asked.minutes)
+        made = SoakTable(Bench(cluster, Path(folder), 1.0), chosen.minutes)
         made.measure()
     print("\n".join(made.lines()))
-    if not asked.dry:
+    if not chosen.dry:
         page = Page(RESULTS.read_text())
         page.put(made, 1.0)
         RESULTS.write_text(page.text())

@@ -93,8 +93,8 @@ class FramesInFlight:
         A response has fewer results than records if a failure ends the frame, or if more do not fit.
 
         Raises:
-            ProtocolBroken: No frame is in flight, or the response has too many results, or it has none and the parent
-                has not stopped the frame, or it is `Done` with some bodies only.
+            ProtocolBroken: No frame is in flight, or the response has too many results, or a `Done` has some bodies.
+                Or it has none, and the parent has not stopped the frame.
         """
         if not self._frames:
             raise ProtocolBroken("a response without a request")

@@ -14,8 +14,8 @@ from headrace.http.arrival import Arrival
 from headrace.http.flow import Flow
 from headrace.http.messages import last_response
 from headrace.http.received_requests import RequestParser, RequestQueue
-from headrace.http.request import HttpRequest, ResponseWriter
-from headrace.http.shared import OPEN_PATHS, Kind, Shared, is_one_probe
+from headrace.http.request import HttpRequest, Kind, ResponseWriter
+from headrace.http.shared import OPEN_PATHS, Shared, is_one_probe
 
 _REQUEST_SECONDS: Final = 60.0
 """Longest time for a request, from its head to its response, unless it is a stream."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
@@ -19,7 +19,6 @@ from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, ServerBusy, TooManyRequests
 from headrace.http.request import MAX_HEAD_BYTES, HttpRequest, RequestConnection, RequestHead
 from headrace.http.request_checks import MAX_HEADERS
-from headrace.http.shared import Kind
 
 _MOST_PIPELINED: Final = 16
 """Requests of one connection that may wait while an earlier one is served."""
@@ -33,26 +32,10 @@ _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
 """A usual path, which is decoded already and has no query."""
 
 
-class ReceivingConnection(RequestConnection, Protocol):
-    """The connection of a parser and of its requests."""
-
-    kind: Kind | None
-    """The limit that it counts for."""
-    is_refused: bool
-    """Whether no client gets a response any more."""
-    requests: RequestQueue
-
-    def may_send(self, url: bytes) -> bool:
-        """Return whether it may send a request to a URL; if not, the connection ends."""
-
-    def refuse(self, error: HeadraceError) -> None:
-        """End the connection with an error, after the responses that are due."""
-
-
 class RequestQueue:
     """The requests of one connection, in their order: one is served, and later ones wait."""
 
-    def __init__(self, connection: ReceivingConnection) -> None:
+    def __init__(self, connection: RequestConnection) -> None:
         # This connection
         self._connection = connection
         self._waiting: deque[HttpRequest] = deque()
@@ -126,7 +109,7 @@ class RequestQueue:
         connection.shared.slices.count(0)
         connection.shared.spawn(self._load(connection, request), "request")
 
-    async def _load(self, connection: ReceivingConnection, request: HttpRequest) -> None:
+    async def _load(self, connection: RequestConnection, request: HttpRequest) -> None:
         responds_later = False
         try:
             await connection.flow.drain()  # a client that does not read gets no further response
@@ -256,7 +239,7 @@ class _PartialHead:
 class RequestParser:
     """Parses the bytes of one connection, and limits heads, trailers and what lies between parts of a body."""
 
-    def __init__(self, connection: ReceivingConnection) -> None:
+    def __init__(self, connection: RequestConnection) -> None:
         # This connection
         self._connection = connection
         self._parser = _parser(self)
@@ -287,7 +270,7 @@ class RequestParser:
         size = len(data)
         self.received_bytes += size
         repeated = self._repeated
-        if repeated and size == repeated[1] and data.startswith(repeated[0]) and self._is_repeated(data, *repeated):
+        if repeated and self._is_repeated(data, repeated):
             return
         heads = self.heads
         self._chunk = data
@@ -331,10 +314,13 @@ class RequestParser:
             return not self.heads
         return not self.in_head and request.response.is_complete and not request.body.has_more
 
-    def _is_repeated(self, data: bytes, text: bytes, size: int, head: RequestHead) -> bool:
+    def _is_repeated(self, data: bytes, repeated: tuple[bytes, int, RequestHead]) -> bool:
         """Serve a request that has the same head as an earlier one, without the parser; return whether it was."""
         connection = self._connection
-        if not self._is_between() or connection.flow.write_paused or connection.kind != "requests":
+        text, size, head = repeated
+        if len(data) != size or not data.startswith(text) or not self._is_between():
+            return False
+        if connection.flow.write_paused or connection.kind != "requests":
             return False
         requests = connection.requests
         if not requests.add_repeated(head, data[len(text) :]):

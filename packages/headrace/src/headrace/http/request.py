@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from headrace.runtime.telemetry.tracing import TraceSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
+Kind = Literal["requests", "reads"]
+"""What a connection sends: reads, which may wait for records, or other requests."""
 
 MAX_HEAD_BYTES: Final = 32_768
 UNREAD_SECONDS: Final = 300.0
@@ -50,7 +52,7 @@ _TRACEABILITY_LINE: Final = b"x-traceability-id: %b\r\n"
 
 
 class RequestConnection(Protocol):
-    """The connection of a request."""
+    """The connection of requests and of their parser."""
 
     transport: asyncio.Transport
     flow: Any
@@ -61,6 +63,16 @@ class RequestConnection(Protocol):
     """Address and certificate of the client."""
     requests: Any
     """See `RequestQueue`."""
+    kind: Kind | None
+    """The limit that it counts for; None until its first request other than health."""
+    is_refused: bool
+    """Whether no client gets a response any more."""
+
+    def may_send(self, url: bytes) -> bool:
+        """Return whether it may send a request to a URL; if not, the connection ends."""
+
+    def refuse(self, error: HeadraceError) -> None:
+        """End the connection with an error, after the responses that are due."""
 
     async def written(self, response: ResponseWriter, patience_seconds: float | None) -> Any:
         """Wait until the operating system has what was sent."""

@@ -19,7 +19,8 @@ from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem
 from headrace.http.application import Application
 from headrace.http.connection import ClientConnection
-from headrace.http.shared import RESERVED_CONNECTIONS, Kind, Shared
+from headrace.http.request import Kind
+from headrace.http.shared import RESERVED_CONNECTIONS, Shared
 from headrace.runtime import Clock, Deadline, Service, SystemClock
 from headrace.runtime.held_port import listen_error
 from headrace.runtime.memory import give_back_memory

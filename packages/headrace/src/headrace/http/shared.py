@@ -10,10 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 from headrace.errors import ServerBusy
-from headrace.http.request import ALWAYS_OPEN, HttpRequest
+from headrace.http.request import ALWAYS_OPEN, HttpRequest, Kind, RequestConnection
 from headrace.http.targets import Targets
 from headrace.runtime import clock
 
@@ -28,9 +28,6 @@ _TASK_SECONDS: Final = 0.0002
 _BYTE_SECONDS: Final = 1e-7
 """Usual processor time of a request that a task serves, and of a byte of its body."""
 
-Kind = Literal["requests", "reads"]
-"""What a connection sends: reads, which may wait for records, or other requests."""
-
 
 OPEN_PATHS: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in OPEN_PATHS)
@@ -42,13 +39,8 @@ def is_one_probe(data: bytes) -> bool:
     return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
 
 
-class ServedConnection(Protocol):
-    """A connection of a client."""
-
-    transport: asyncio.Transport
-
-    kind: Kind | None
-    """The limit that it counts for; None until its first request other than health."""
+class ServedConnection(RequestConnection, Protocol):
+    """The same for its server."""
 
     @property
     def is_answering(self) -> bool:

@@ -7,7 +7,6 @@ are all known ends on the loop. There is one call per request, none per record.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Sequence
 
 from headrace import errors
@@ -37,10 +36,10 @@ class ByteBudget:
         self.pending_bytes = 0
         self._max_bytes = max_bytes
         self._share = share
-        self._bytes_by_key: defaultdict[TopicPartitionKey, int] = defaultdict(int)
+        self._bytes_by_key: dict[TopicPartitionKey, int] = {}
 
-    def check(self, key: TopicPartitionKey, size: int) -> None:
-        """Raise ProducerQueueFull unless a request fits."""
+    def check(self, key: TopicPartitionKey, size: int) -> int:
+        """Return the pending bytes of a key; raise ProducerQueueFull unless a request fits."""
         pending = self.pending_bytes
         of_key = self._bytes_by_key.get(key, 0)
         free = self._max_bytes - pending
@@ -50,20 +49,21 @@ class ByteBudget:
         if of_key and of_key + size > free * self._share:
             where = f" for partition {key[1]} of topic {key[0]}" if key[1] != SEVERAL else f" for topic {key[0]}"
             raise _full(where, of_key, f"{self._share:g} of the free part of producer.max_pending_bytes")
+        return of_key
 
     def take(self, key: TopicPartitionKey, size: int) -> Claim:
         """Count a request that passes `check`."""
-        self.check(key, size)
+        self._bytes_by_key[key] = self.check(key, size) + size
         self.pending_bytes += size
-        self._bytes_by_key[key] += size
         return Claim(key, size)
 
     def release(self, claim: Claim) -> None:
         """Stop counting a request."""
-        self.pending_bytes -= claim.size_bytes
-        self._bytes_by_key[claim.key] -= claim.size_bytes
-        if not self._bytes_by_key[claim.key]:
-            del self._bytes_by_key[claim.key]
+        key, size = claim.key, claim.size_bytes
+        self.pending_bytes -= size
+        left = self._bytes_by_key.pop(key) - size
+        if left:
+            self._bytes_by_key[key] = left
 
 
 def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicPartitionKey:
@@ -211,7 +211,12 @@ class Producer(Service):
             return
         client = self._client
         assert client, "the producer has not started"
-        request = self._take(records, done, partitions, size_bytes)
+        if self._refuses:
+            self._admin.reachability.check(self._settings.unreachable_seconds)
+        if size_bytes is None:
+            size_bytes = sum([r.size_bytes if r.headers else len(r.key or b"") + len(r.value or b"") for r in records])
+        size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
+        request = self._open(records, self._budget.take(key_of_request(records, partitions), size), done)
         request.in_order = in_order
         if sliced:
             self.spawn(self._take_slices(client, request, records), "slices")
@@ -225,21 +230,11 @@ class Producer(Service):
             self._crowded_at = now
         return now - self._crowded_at < _CROWD_SECONDS
 
-    def _take(
-        self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None
-    ) -> WriteRequest:
-        """Count records that the client gets next, and return their request."""
-        if self._refuses:
-            self._admin.reachability.check(self._settings.unreachable_seconds)
-        if size_bytes is None:
-            size_bytes = sum([r.size_bytes if r.headers else len(r.key or b"") + len(r.value or b"") for r in records])
-        size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
-        return self._open(records, self._budget.take(key_of_request(records, partitions), size), done)
-
     def _open(self, records: Sequence[OutgoingRecord], claim: Claim, done: Done) -> WriteRequest:
         """Return a request whose bytes are counted already."""
         assert self._bridge
-        self._idle.clear()
+        if not self._open_requests:
+            self._idle.clear()
         self._open_requests += 1
         return WriteRequest(records, claim, self._bridge.post, done, [None] * len(records))
 

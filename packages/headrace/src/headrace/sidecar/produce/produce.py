@@ -90,9 +90,7 @@ class ProduceService:
         self.acks = settings.acks
         """The replicas that must have a record before it is acknowledged."""
         self._auto_register = settings.auto_register
-        self.parse = functools.partial(
-            parse_request, max_records=self._max_records, unknown_fields=settings.unknown_fields
-        )
+        self.parse = functools.partial(parse_request, self._max_records, settings.unknown_fields)
         """Parses the JSON text of a request."""
         self._plain: dict[int, Encoders | None] = {}
         """By number of partitions: what encodes the records of a request that names no format."""

@@ -178,7 +178,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, gc=False):
     """Whether it names a format or schema, as far as that is known."""
 
 
-def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse", "ignore"]) -> ParsedRequest:
+def parse_request(max_records: int, unknown_fields: Literal["refuse", "ignore"], body: bytes) -> ParsedRequest:
     """Parse the JSON text of a request.
 
     Raises:
@@ -229,7 +229,8 @@ def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
     if not body:
         raise errors.RequestBodyMissing()
     try:
-        str(body, "utf-8")  # the decoder does not check raw values
+        if not body.isascii():
+            str(body, "utf-8")  # the decoder does not check raw values
         return decode(body)
     except msgspec.ValidationError:
         raise

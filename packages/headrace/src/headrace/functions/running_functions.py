@@ -32,7 +32,8 @@ _BATCH = BatchConfig(max_records=2000, max_bytes=1_048_576)
 _IN_FLIGHT = 1000
 _COMMITS = CommitPace(1.0)
 """As often as in Nuclio."""
-_FLOW = FlowControl()
+_FLOW = FlowControl(max_records=60_000)
+"""With a backlog in eight partitions, each has a full frame and more: with fewer records frames had 1,200."""
 _RETRY_TOPICS_OF_ANOTHER_CLUSTER = (
     "retry.topics are on the cluster of headrace.yaml, but this trigger has another cluster or login: remove them, or "
     "raise retry.max_delay_seconds"

@@ -139,19 +139,17 @@ class RecordBatch(Sequence[Record]):
             return parts[0]
         if all(isinstance(part, RecordRow) for part in parts):
             return RecordBatch.from_rows(parts[0].topic_partition, [part.row for part in parts])
-        headers: list[list[Header] | None] | None = None
-        each = [part.headers for part in parts]
-        if any(each):
-            headers = [*chain.from_iterable([part.headers or repeat(None, len(part)) for part in parts])]
-        return RecordBatch(
-            parts[0].topic_partition,
-            [*chain.from_iterable([part.offsets for part in parts])],
-            [*chain.from_iterable([part.timestamps_ms for part in parts])],
-            [*chain.from_iterable([part.keys for part in parts])],
-            [*chain.from_iterable([part.values for part in parts])],
-            headers,
-            [*chain.from_iterable([part.sizes for part in parts])],
-        )
+        whole = parts[0][:]  # a slice has its own columns
+        for part in parts[1:]:
+            whole.offsets += part.offsets
+            whole.timestamps_ms += part.timestamps_ms
+            whole.keys += part.keys
+            whole.values += part.values
+            whole.sizes += part.sizes
+            whole.size_bytes += part.size_bytes
+        if any(part.headers for part in parts):
+            whole.headers = [*chain.from_iterable([part.headers or repeat(None, len(part)) for part in parts])]
+        return whole
 
     @property
     def row(self) -> Row:

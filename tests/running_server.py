@@ -70,7 +70,7 @@ from headrace_queries.engine_process import QueryEngine
 from headrace_queries.ksqldb_routes import KsqldbEndpoints
 from headrace_queries.ksqldb_statements import KsqldbStatements
 from headrace_queries.query_sections import QuerySections
-from headrace_queries.routes import QueryEndpoints
+from headrace_queries.routes import QueryEndpoints, RowRoute
 from headrace_queries.table_config import SqlConfig, TableConfig
 from tests.administration_endpoints import administration, assaults
 
@@ -123,6 +123,7 @@ def query_endpoints() -> list[Any]:
     statements = KsqldbStatements(engine, None, 10)
     return [
         QueryEndpoints(engine, statements, HttpConfig(), SqlConfig()),
+        RowRoute(engine),
         KsqldbEndpoints(statements, engine, HttpConfig()),
     ]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import pickle
@@ -49,6 +50,7 @@ _READY_PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _ENDED: Final = "the process that runs statements has ended meanwhile, and is restarted: send the request again"
 _STARTING: Final = "starting: the process that runs statements is not ready yet; send the request again"
+_Request = Ask | Lookup | Rebuild | Subscribe | Filter
 _numbers = itertools.count(1)
 _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
     "invalid": StatementRejected,
@@ -110,39 +112,41 @@ class EngineChild(Service):
         """Return the number of the next request."""
         return next(_numbers)
 
-    async def request(self, message: Ask | Lookup | Rebuild | Subscribe | Filter, limit_seconds: float) -> Any:
-        """Return the response to a request.
+    def begin(self, message: _Request, limit_seconds: float) -> asyncio.Future[Any]:
+        """Send a request, and return what gets its response or error; cancelling that of a statement interrupts it.
 
         An engine that is starting is not waited for. A look-up or a standing query is stuck if it has no response from
         an engine that is at work otherwise: then the engine is ended. No other request ends it.
 
         Raises:
-            QueriesUnavailable: The engine is not ready, or does not respond in time.
-            HeadraceError: The request failed.
+            QueriesUnavailable: The engine is not ready.
         """
         if self.problem:
             raise QueriesUnavailable(_STARTING)
-        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._responses[message.number] = response
-        try:
-            self.send(message)
-            async with asyncio.timeout(limit_seconds + GRACE_SECONDS):
-                result = await response
-        except TimeoutError:
-            talks = self._clock.monotonic() - self._heard_at < _TALKS_SECONDS
-            if talks and isinstance(message, Lookup | Filter):
-                self.end(f"a request had no response within {limit_seconds + GRACE_SECONDS:g} s")
-            raise QueriesUnavailable("the engine did not respond in time: send the request again") from None
-        except asyncio.CancelledError:
-            if isinstance(message, Ask):
-                with contextlib.suppress(QueriesUnavailable):
-                    self.send(Cancel(message.number))
-            raise
-        finally:
-            self._responses.pop(message.number, None)
-        if isinstance(result, RequestFailed):
-            raise _ERRORS[result.kind](result.reason)
-        return result
+        self.send(message)
+        loop = asyncio.get_running_loop()
+        response = self._responses[message.number] = loop.create_future()
+        limit = limit_seconds + GRACE_SECONDS
+        timer = loop.call_later(limit, self._expire, message, limit)
+        response.add_done_callback(functools.partial(self._ended, message, timer))
+        return response
+
+    def _expire(self, message: _Request, limit: float) -> None:
+        """Fail a request that has had no response within its limit."""
+        response = self._responses[message.number]
+        if response.done():
+            return
+        talks = self._clock.monotonic() - self._heard_at < _TALKS_SECONDS
+        if talks and isinstance(message, Lookup | Filter):
+            self.end(f"a request had no response within {limit:g} s")
+        response.set_exception(QueriesUnavailable("the engine did not respond in time: send the request again"))
+
+    def _ended(self, message: _Request, timer: asyncio.TimerHandle, response: asyncio.Future[Any]) -> None:
+        timer.cancel()
+        del self._responses[message.number]
+        if response.cancelled() and isinstance(message, Ask):
+            with contextlib.suppress(QueriesUnavailable):
+                self.send(Cancel(message.number))
 
     def send(self, message: ToEngine) -> None:
         """Send a message.
@@ -228,7 +232,10 @@ class EngineChild(Service):
             self.problem = ""
         number = getattr(message, "number", None)
         if (response := self._responses.get(number)) and not response.done():  # type: ignore[arg-type]
-            response.set_result(message)
+            if isinstance(message, RequestFailed):
+                response.set_exception(_ERRORS[message.kind](message.reason))
+            else:
+                response.set_result(message)
         else:
             self._on_message(message)
 

@@ -163,7 +163,7 @@ class QueryEngine(Service):
         """The topic of each table."""
         return {name: table.topic for name, table in self._config.tables.items()}
 
-    async def ask(
+    def ask(
         self,
         sql: str,
         params: Sequence[Any] | Mapping[str, Any],
@@ -172,8 +172,8 @@ class QueryEngine(Service):
         max_rows: int,
         timeout_seconds: float,
         caller: Caller,
-    ) -> Rows:
-        """Run a statement and return its rows.
+    ) -> asyncio.Future[Rows]:
+        """Begin a statement and return what gets its rows or error; cancelling that interrupts the statement.
 
         Raises:
             StatementRejected: It is not valid, not run here, or exceeds a limit.
@@ -188,42 +188,43 @@ class QueryEngine(Service):
             raise TooManyRequests(f"{_MOST_OF_CALLER} statements of this caller are in flight; wait for one to end")
         given = dict(params) if isinstance(params, Mapping) else list(params)
         number = self._runner.next_number()
-        self._statements[number] = caller
-        self._in_flight[caller.owner] += 1
-        left = False
+        request = Ask(number, sql, given, [*readable], form, max_rows, timeout_seconds)
         try:
-            request = Ask(number, sql, given, [*readable], form, max_rows, timeout_seconds)
             # The engine itself says which statements do not end, so the time limit here is only the last resort.
-            rows: Rows = await self._runner.request(request, timeout_seconds + GRACE_SECONDS)
+            response = self._runner.begin(request, timeout_seconds + GRACE_SECONDS)
         except OverflowError:
             raise StatementRejected(
                 "a number in params has more than 64 bits: send it as text, and write ?::HUGEINT in the statement"
             ) from None
         except HeadraceError as error:
-            self._counts["unavailable" if isinstance(error, QueriesUnavailable) else "rejected"] += 1
+            self._count(error)
             raise
-        except asyncio.CancelledError:
-            left = True  # the caller has left, and the engine still interrupts the statement
-            raise
-        finally:
-            if not left:
-                self._release(number)
-        self._counts["ok"] += 1
-        return rows
+        self._statements[number] = caller
+        self._in_flight[caller.owner] += 1
+        response.add_done_callback(functools.partial(self._responded, number))
+        return response
+
+    def _responded(self, number: int, response: asyncio.Future[Rows]) -> None:
+        if not response.cancelled():  # else the caller has left, and the engine still interrupts the statement
+            self._release(number)
+            self._count(response.exception())
+
+    def _count(self, error: BaseException | None) -> None:
+        failed = "unavailable" if isinstance(error, QueriesUnavailable) else "rejected"
+        self._counts[failed if error else "ok"] += 1
 
     def _release(self, number: int) -> None:
         if caller := self._statements.pop(number, None):
             self._in_flight -= Counter({caller.owner: 1})
 
-    async def look_up(self, table: str, key: str) -> bytes | None:
-        """Return the row of a key as a JSON object, or None; raises as `ask`."""
+    def look_up(self, table: str, key: str) -> asyncio.Future[Row]:
+        """Return what gets the row of a key, or its error; raises as `ask`."""
         if self._keeper.in_flight >= _MOST_LOOKUPS:
             raise TooManyRequests(f"{_MOST_LOOKUPS} requests are in flight; send this again after a pause")
         status = self.tables.get(table)
         if status is not None and status.kind == "log":
             raise StatementRejected(f"table {table} is a log, which has no row per key: send a SELECT to POST /query")
-        found: Row = await self._keeper.request(Lookup(self._keeper.next_number(), table, key), _LOOKUP_SECONDS)
-        return found.row
+        return self._keeper.begin(Lookup(self._keeper.next_number(), table, key), _LOOKUP_SECONDS)
 
     @contextlib.asynccontextmanager
     async def push(
@@ -246,7 +247,7 @@ class QueryEngine(Service):
         self._pushes[number] = _PushCaller(push, caller)
         request = Subscribe(number, table, statement._replace(limit=None), form, after)
         try:
-            subscribed: PushBegun = await self._keeper.request(request, _PUSH_SECONDS)
+            subscribed: PushBegun = await self._keeper.begin(request, _PUSH_SECONDS)
             push.columns = subscribed.columns
             yield push
         finally:
@@ -274,12 +275,12 @@ class QueryEngine(Service):
             records.values,
             records.headers,
         )
-        found: Filtered = await self._keeper.request(request, _FILTER_SECONDS)
+        found: Filtered = await self._keeper.begin(request, _FILTER_SECONDS)
         return found
 
     async def rebuild(self, table: str) -> None:
         """Build a table again from its topic, in both engines; raises as `ask`."""
-        await self._keeper.request(Rebuild(self._keeper.next_number(), table), _LOOKUP_SECONDS)
+        await self._keeper.begin(Rebuild(self._keeper.next_number(), table), _LOOKUP_SECONDS)
         if not self._runner_runs:  # it has not started since the start of this process
             for suffix in (".duckdb", ".duckdb.wal"):
                 (self._config.state_dir / "statements" / f"{table}{suffix}").unlink(missing_ok=True)
@@ -288,7 +289,7 @@ class QueryEngine(Service):
             async with asyncio.timeout(_LOOKUP_SECONDS):
                 while self._runner.problem:
                     await self._clock.sleep(_LOOK_SECONDS)
-        await self._runner.request(Rebuild(self._runner.next_number(), table), _LOOKUP_SECONDS)
+        await self._runner.begin(Rebuild(self._runner.next_number(), table), _LOOKUP_SECONDS)
 
     def _take(self, message: ToParent) -> None:
         """Take a message of the engine that keeps the tables."""

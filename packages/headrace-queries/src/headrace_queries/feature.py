@@ -6,7 +6,11 @@ FEATURE = Feature(
     name="queries",
     section="headrace_queries.query_sections:QuerySections",
     parts="headrace_queries.query_parts:QueryParts",
-    endpoints=["headrace_queries.routes:QueryEndpoints", "headrace_queries.ksqldb_routes:KsqldbEndpoints"],
+    endpoints=[
+        "headrace_queries.routes:QueryEndpoints",
+        "headrace_queries.routes:RowRoute",
+        "headrace_queries.ksqldb_routes:KsqldbEndpoints",
+    ],
     commands={
         "sql": CliCommand(
             "headrace_queries.sql_command:sql",

@@ -50,14 +50,14 @@ class QueryParts(Parts):
         from headrace_queries.ksqldb_routes import KsqldbEndpoints
         from headrace_queries.ksqldb_server import KsqldbServer
         from headrace_queries.ksqldb_statements import KsqldbStatements
-        from headrace_queries.routes import QueryEndpoints
+        from headrace_queries.routes import QueryEndpoints, RowRoute
 
         server = KsqldbServer(config.ksqldb, clock) if config.ksqldb else None
         if server:
             self._services += [*filter(None, [server.tls]), ServerWatch("ksqlDB server", server, clock)]
         statements = KsqldbStatements(engine, server, config.sql.max_rows)
         queries = QueryEndpoints(engine, statements, config.http, config.sql)
-        return [queries, KsqldbEndpoints(statements, engine, config.http)]
+        return [queries, RowRoute(engine), KsqldbEndpoints(statements, engine, config.http)]
 
 
 def required_topics(config: HeadraceConfig, internal: InternalTopics) -> Iterable[tuple[KafkaConfig, TopicRequirement]]:

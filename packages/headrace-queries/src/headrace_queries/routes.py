@@ -1,6 +1,8 @@
 """`/query` and `/tables`: statements over the tables of this process, their rows by key, and their states."""
 
+import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,10 +14,10 @@ from headrace.errors import NotFound, StatementRejected
 from headrace.http.auth.principals import READ
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, NDJSON, Call, CallEvent, Endpoint, Errors, Rule, require
 from headrace.http.messages import HttpResponse, decode_body, decode_query
-from headrace.http.request import ClientGone, HttpRequest
+from headrace.http.request import ClientGone, HttpRequest, RequestHead
 from headrace.runtime import run_while
 from headrace_queries.engine_process import QueryEngine
-from headrace_queries.engine_protocol import Form, Rows, TableStatus
+from headrace_queries.engine_protocol import Form, Row, Rows, TableStatus
 from headrace_queries.ksqldb import KSQL_JSON, QueryBody
 from headrace_queries.ksqldb_routes import caller_of, read_statement_body, readable_of, run_ksqldb
 from headrace_queries.ksqldb_statements import KsqldbStatements
@@ -27,8 +29,13 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 TABLE: Final = "/tables/{name}"
 _MORE: Final = b"x-headrace-more"
 _DEFAULT_SECONDS: Final = 10.0
+_MOMENT_SECONDS: Final = 0.05
 _MAY_READ: Final = Rule((READ,), "consume")
 _FAILURES: Final[Errors] = (errors.TooManyRequests, errors.QueriesUnavailable)
+_UNUSUAL: Final = frozenset(
+    b"content-length expect transfer-encoding upgrade x-headrace-forwarded x-scope-token".split()
+)
+"""Headers of a request for a row that a task serves."""
 
 
 class SqlQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,10 +121,7 @@ class QueryEndpoints:
             await self._events(request, query.sql)
             return
         form: Form = "arrow" if ARROW in accept else "objects"
-        rows = await run_while(self._ask(request, query, form), request.body.closed())
-        if rows is None:
-            raise ClientGone
-        await request.response.send(_response(rows, accept))
+        await request.response.send(_response(await _rows_of(self._ask(request, query, form), request), accept))
 
     @Endpoint(
         "GET",
@@ -136,9 +140,7 @@ class QueryEndpoints:
 
     @property
     def _engine(self) -> QueryEngine:
-        if self._found is None:
-            raise NotFound("this process has no tables: add some to its file (tables), or send ksql")
-        return self._found
+        return _present(self._found)
 
     async def _events(self, request: HttpRequest, sql: str) -> None:
         statement = read_statement(sql)
@@ -150,10 +152,10 @@ class QueryEndpoints:
         async with self._engine.push(push, "objects", after, caller_of(request)) as running:
             await run_while(stream_events(running, push.limit, request), request.body.closed())
 
-    async def _ask(self, request: HttpRequest, query: SqlQuery, form: Form) -> Rows:
+    def _ask(self, request: HttpRequest, query: SqlQuery, form: Form) -> asyncio.Future[Rows]:
         limit = min(query.limit or self._sql.max_rows, self._sql.max_rows)
         readable = readable_of(request, self._engine)
-        return await self._engine.ask(
+        return self._engine.ask(
             query.sql, query.params, readable, form, limit, query.timeout_seconds, caller_of(request)
         )
 
@@ -172,25 +174,6 @@ class QueryEndpoints:
         return self._engine.tables[name]
 
     @Endpoint(
-        "GET",
-        f"{TABLE}/rows/{{key}}",
-        "getRow",
-        "The row of a key of a table",
-        _MAY_READ,
-        {200: JSON},
-        errors=(NotFound, StatementRejected, *_FAILURES),
-    )
-    async def row(self, call: Call[None, None]) -> HttpResponse:
-        name = self._name(call)
-        key = call.parameters["key"]
-        if not key.isprintable():
-            raise NotFound("a path cannot name this key: send a SELECT with the key in params to POST /query")
-        row = await self._engine.look_up(name, key)
-        if row is None:
-            raise NotFound(f"table {name} has no row with key {key[:60]!r}")
-        return HttpResponse(row)
-
-    @Endpoint(
         "POST",
         f"{TABLE}/rebuild",
         "rebuildTable",
@@ -206,10 +189,73 @@ class QueryEndpoints:
         await self._engine.rebuild(name)
 
     def _name(self, call: Call[Any, Any]) -> str:
-        """Return the table of a request, whose topic the caller may read."""
-        name = call.parameters["name"]
-        require(call.request, (READ,), "consume", self._engine.topic_of(name))
-        return name
+        return _table_of(call.request, self._engine)
+
+
+class RowRoute:
+    """Serves the row of a key, usually without a task of its own."""
+
+    def __init__(self, found: QueryEngine | None) -> None:
+        """Take the engine; None if the process has no tables."""
+        self._found = found
+        self.steps = {RowRoute.load.id: self}
+        """What serves an endpoint in steps, by endpoint id."""
+
+    def accepts(self, head: RequestHead) -> bool:
+        return head.keep_alive and _UNUSUAL.isdisjoint(head.headers)
+
+    def needs(self, request: HttpRequest) -> tuple[str, str]:
+        name, key = _table_of(request, _present(self._found)), request.head.route.parameters["key"]
+        if not key.isprintable():
+            raise NotFound("a path cannot name this key: send a SELECT with the key in params to POST /query")
+        return name, key
+
+    @Endpoint(
+        "GET",
+        f"{TABLE}/rows/{{key}}",
+        "getRow",
+        "The row of a key of a table",
+        _MAY_READ,
+        {200: JSON},
+        errors=(NotFound, StatementRejected, *_FAILURES),
+        whole=True,
+    )
+    async def load(self, request: HttpRequest) -> tuple[str, str]:
+        return self.needs(request)
+
+    def do(self, needed: tuple[str, str], done: Callable[[asyncio.Future[Row]], None]) -> None:
+        _present(self._found).look_up(*needed).add_done_callback(done)
+
+    def respond(self, needed: tuple[str, str], results: asyncio.Future[Row]) -> HttpResponse:
+        name, key = needed
+        row = results.result().row
+        if row is None:
+            raise NotFound(f"table {name} has no row with key {key[:60]!r}")
+        return HttpResponse(row)
+
+
+async def _rows_of(requested: asyncio.Future[Rows], request: HttpRequest) -> Rows:
+    """Wait for the rows of a statement; interrupt it when its caller leaves."""
+    try:
+        await asyncio.wait([requested], timeout=_MOMENT_SECONDS)  # most have their rows, and need no look at the client
+        if not requested.done() and await run_while(asyncio.wait([requested]), request.body.closed()) is None:
+            raise ClientGone
+        return requested.result()
+    finally:
+        requested.cancel()
+
+
+def _present(engine: QueryEngine | None) -> QueryEngine:
+    if engine is None:
+        raise NotFound("this process has no tables: add some to its file (tables), or send ksql")
+    return engine
+
+
+def _table_of(request: HttpRequest, engine: QueryEngine) -> str:
+    """Return the table that the path of a request names, whose topic the caller may read."""
+    name: str = request.head.route.parameters["name"]
+    require(request, (READ,), "consume", engine.topic_of(name))
+    return name
 
 
 def _has_ksql(body: bytes) -> bool:

@@ -127,6 +127,8 @@ class Pulls(Service):
         self._turns = asyncio.Semaphore(_AT_A_TIME)
         self._idle = [connection.cursor() for _ in range(_AT_A_TIME)]
         self._running: dict[int, _RunningStatement] = {}
+        self._waiting: dict[int, asyncio.TimerHandle] = {}
+        """Time limits of statements that wait for the row of a key."""
         self._lookup_thread = ThreadPool("lookup", 1)
         self._lookup_cursor = connection.cursor()
         self._lookups: list[_KeyRequest] = []
@@ -135,8 +137,55 @@ class Pulls(Service):
         """Start nothing: a request starts a task."""
 
     def ask(self, request: Ask) -> None:
-        """Begin a statement; its response is sent soon after its time limit at the latest."""
-        running = self._running[request.number] = _RunningStatement(request.timeout_seconds)
+        """Begin a statement; its response is sent soon after its time limit at the latest.
+
+        A statement that asks for a key is looked up with others. It is run by itself if it is new or fails so: then
+        its caller gets the error of its own text.
+        """
+        query = self._key_query(request)
+        if not query:
+            self._run_alone(request, request.timeout_seconds)
+            return
+        timer = self._waiting[request.number] = asyncio.get_running_loop().call_later(
+            request.timeout_seconds, self._expire, request.number
+        )
+
+        def respond(response: Rows | RequestFailed) -> None:
+            if self._waiting.pop(request.number, None) is None:
+                return  # its caller has left, or its time is over
+            timer.cancel()
+            if isinstance(response, RequestFailed) or sum(map(len, response.rows)) > MOST_BYTES:
+                self._run_alone(request, timer.when() - asyncio.get_running_loop().time())
+            else:
+                self._send(response)
+
+        table, key, selected = query
+        self._join(_KeyRequest(request.number, table, key, selected, request.form, respond))
+
+    def _key_query(self, request: Ask) -> tuple[str, str, str] | None:
+        """Return table, key and columns of a statement that asks for the row of a key, and may do so."""
+        statement = self._statements.accepted(request.sql)
+        if statement is None or statement.key_query is None or request.form == "arrow":
+            return None
+        selected, name, column = statement.key_query
+        table = self._latest.get(name.lower(), "")
+        params = request.params if isinstance(request.params, list) else []
+        if not table or [type(value) for value in params] != [str] or self._keys[table].lower() != column.lower():
+            return None
+        with contextlib.suppress(HeadraceError):
+            self._statements.check(request.sql, self._keys, request.readable)
+            return table, params[0], selected
+        return None
+
+    def _expire(self, number: int) -> None:
+        """End the wait of a statement for the row of a key."""
+        if timer := self._waiting.pop(number, None):
+            timer.cancel()
+            text = "other statements were at work until its time limit: send this again after a pause"
+            self._send(RequestFailed(number, "unavailable", text))
+
+    def _run_alone(self, request: Ask, limit_seconds: float) -> None:
+        running = self._running[request.number] = _RunningStatement(limit_seconds)
         self.spawn(self._ask(request, running), f"request {request.number}")
 
     def slow(self) -> list[int]:
@@ -149,6 +198,7 @@ class Pulls(Service):
 
     def cancel(self, number: int) -> None:
         """Interrupt a statement."""
+        self._expire(number)
         if running := self._running.get(number):
             self._interrupt(number, running)
 
@@ -160,13 +210,11 @@ class Pulls(Service):
     async def _ask(self, request: Ask, running: _RunningStatement) -> None:
         response: ToParent
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(request.timeout_seconds, self._interrupt, request.number, running)
+        timer = loop.call_later(running.limit_seconds, self._interrupt, request.number, running)
         try:
             async with running.turn:
-                found = await self._found_by_key(request)
-                if not found:
-                    await self._turns.acquire()
-            response = found or await self._in_turn(request, running)
+                await self._turns.acquire()
+            response = await self._in_turn(request, running)
         except Exception as cause:  # noqa: BLE001 boundary: whatever a statement raises is its caller's response
             if running.turn.expired():
                 text = f"other statements were at work for {request.timeout_seconds:g} s: send this again after a pause"
@@ -188,32 +236,6 @@ class Pulls(Service):
             return await self._threads.run(self._run, request, running)
         finally:
             self._turns.release()
-
-    async def _found_by_key(self, request: Ask) -> Rows | None:
-        """Return the row of a statement that asks for a key; None if the statement is run by itself.
-
-        It is, too, when it is new or fails here: then its caller gets the error of its own text.
-        """
-        statement = self._statements.accepted(request.sql)
-        if statement is None or statement.key_query is None or request.form == "arrow":
-            return None
-        selected, name, column = statement.key_query
-        table = self._latest.get(name.lower(), "")
-        params = request.params if isinstance(request.params, list) else []
-        if not table or [type(value) for value in params] != [str] or self._keys[table].lower() != column.lower():
-            return None
-        self._statements.check(request.sql, self._keys, request.readable)
-        found: asyncio.Future[Rows | RequestFailed] = asyncio.get_running_loop().create_future()
-
-        def respond(response: Rows | RequestFailed) -> None:
-            if not found.done():  # its caller has left, or its time is over
-                found.set_result(response)
-
-        self._join(_KeyRequest(request.number, table, params[0], selected, request.form, respond))
-        response = await found
-        if isinstance(response, RequestFailed) or sum(map(len, response.rows)) > MOST_BYTES:
-            return None
-        return response
 
     def _run(self, request: Ask, running: _RunningStatement) -> Rows:
         """Run a statement, on a thread."""
@@ -306,6 +328,7 @@ class _RunningStatement:
     """A statement at work."""
 
     def __init__(self, limit_seconds: float) -> None:
+        self.limit_seconds = limit_seconds
         self.is_late = False
         self.interrupts = 0
         """Of its work. They are counted, because a process that is paused does not interrupt."""

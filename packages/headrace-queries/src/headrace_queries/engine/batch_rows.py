@@ -93,11 +93,9 @@ def with_problems(records: pa.Table, failed: Mapping[int, Exception]) -> pa.Tabl
 
 def corrupt_records(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, int, int, str]]:
     """Return index in the batch, partition, offset and reason of each corrupt record of `arrived`, in their order."""
-    problem = f"{STORED}problem"
-    return connection.execute(
-        f"SELECT {STORED}seq, {STORED}partition, {STORED}offset, {problem} FROM {ARRIVED} "
-        f"WHERE {problem} IS NOT NULL ORDER BY {STORED}seq"
-    ).fetchall()
+    cells = f"{STORED}seq, {STORED}partition, {STORED}offset, {STORED}problem"
+    found = connection.execute(f"SELECT {cells} FROM {ARRIVED} WHERE {STORED}problem IS NOT NULL").fetchall()
+    return sorted(found)
 
 
 def make_fitting(connection: duckdb.DuckDBPyConnection, columns: Columns) -> None:

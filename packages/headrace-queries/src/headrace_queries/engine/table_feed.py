@@ -20,7 +20,7 @@ from headrace.runtime import Service, run_blocking
 from headrace_queries.columns import Column, declared, needs_registry
 from headrace_queries.engine.database import end_if_broken
 from headrace_queries.engine.decoding import Decoder
-from headrace_queries.engine.table_file import Applied, TableFile
+from headrace_queries.engine.table_file import TableFile
 from headrace_queries.engine_protocol import Positions, TableStatus
 from headrace_queries.registered_columns import registered_columns
 from headrace_queries.table_config import TableConfig
@@ -83,7 +83,6 @@ class TableFeed(Service):
             try:
                 if not self.key_column and await self.file.run(self.file.open_again):
                     self.key_column = self.file.columns.key  # it is available while Kafka does not respond
-                    self._progress.rows = await self.file.run(lambda: self.file.rows)
                 await self._keep()
             except ConfigError as refusal:
                 self.key_column = ""
@@ -118,7 +117,7 @@ class TableFeed(Service):
             self._reason,
             self._config.topic,
             self._config.kind,
-            self._progress.rows,
+            self.file.rows,
             self.file.size_bytes,
             self._progress.lag,
             self._progress.age_seconds,
@@ -245,7 +244,7 @@ class TableFeed(Service):
             The seconds until the next transaction should begin.
         """
         try:
-            applied, arrived, seconds = await self.file.run(self._apply_at_once, records, positions)
+            corrupt, arrived, seconds = await self.file.run(self._apply_at_once, records, positions)
         except duckdb.OutOfMemoryException:
             if len(records) == 1:
                 raise
@@ -256,8 +255,8 @@ class TableFeed(Service):
         done = time.monotonic()
         if self.pushes and arrived is not None:
             await self.pushes.applied(arrived, positions)
-        if applied.corrupt:
-            log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
+        if corrupt:
+            log.warning("%s: left out %d records: %s", self.name, corrupt, self.file.corrupt.last)
         self._progress.read(positions)
         spread = _SPREAD * seconds if len(records) < _FEW_RECORDS else 0.0
         rest = _REST * (time.monotonic() - done)
@@ -274,21 +273,18 @@ class TableFeed(Service):
         except (FormatError, ConfigError) as cause:
             log.warning("%s keeps its columns until the next start: %s", self.name, cause.description)
 
-    def _apply_at_once(self, records: pa.Table, positions: Positions) -> tuple[Applied, Any, float]:
+    def _apply_at_once(self, records: pa.Table, positions: Positions) -> tuple[int, Any, float]:
         """Apply records on the thread of the file; return also those for push queries, and the seconds of the first."""
         began = time.monotonic()
-        applied = self.file.apply(records, positions)
+        corrupt = self.file.apply(records, positions)
         seconds = time.monotonic() - began
-        return applied, self.pushes.take_arrived() if self.pushes else None, seconds
+        return corrupt, self.pushes.take_arrived() if self.pushes else None, seconds
 
     async def _is_full(self) -> bool:
         """Return whether a limit is reached, after waiting while it is."""
         config = self._config
         part = 1.0
-        while True:
-            self._progress.rows = await self.file.run(lambda: self.file.rows)
-            if await self._fits(part * config.max_bytes):
-                return part != 1.0
+        while not await self._fits(part * config.max_bytes):
             remedy = "raise it, set retention_seconds, keep fewer columns, or write to a database with a pipeline"
             if self._state != "full":
                 log.error("%s stops: it has reached max_bytes", self.name)
@@ -297,6 +293,7 @@ class TableFeed(Service):
             await asyncio.sleep(_LOOK_SECONDS)
             await self.file.run(self.file.delete_old)
             await self.file.run(self.file.shrink)
+        return part != 1.0
 
     async def _fits(self, most_bytes: float) -> bool:
         return self.file.size_bytes < most_bytes or await self.file.run(lambda: self.file.used_bytes) < most_bytes
@@ -318,7 +315,6 @@ class _Progress:
     """How far a table is, in offsets."""
 
     def __init__(self) -> None:
-        self.rows = 0
         self.age_seconds = 0.0
         self._at: dict[int, int] = {}
         self._targets: dict[int, int] = {}

@@ -7,11 +7,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import ConfigError
 from headrace.runtime import ThreadPool
@@ -31,8 +32,10 @@ from headrace_queries.table_config import TableConfig
 _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
 _POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
 _SOUND: Final = f"{STORED}problem IS NULL"
-_FEW_KEYS: Final = 500
-"""Of records: these are looked up in the index."""
+_MOST_KEYS: Final = 2_000
+"""DuckDB looks up at most this number of keys in an index."""
+_ROWS_PER_KEY: Final = 400
+"""Deleting a key by the index takes as long as reading this number of rows."""
 
 
 class Corrupt(msgspec.Struct):
@@ -41,13 +44,6 @@ class Corrupt(msgspec.Struct):
     count: int = 0
     last: str = ""
     """Where the last one is, and why it does not fit."""
-
-
-class Applied(NamedTuple):
-    """What a batch of records has changed."""
-
-    rows: int
-    corrupt: int
 
 
 class TableFile:
@@ -60,6 +56,8 @@ class TableFile:
         """Known once it is open."""
         self.described: list[tuple[str, str]] = []
         """The columns of statements and their types."""
+        self.rows = 0
+        """Rows of the table: counting them takes as long as some hundred changes."""
         self.corrupt = Corrupt()
         self.gap = ""
         """The last range of offsets that Kafka had removed before they were read; empty if there was none."""
@@ -71,7 +69,10 @@ class TableFile:
         self._config = config
         self._path = path
         self._file = quoted(f"{name}_file")
-        self._rows = f"{self._file}.main.rows"
+
+    @property
+    def _table(self) -> str:
+        return f"{self._file}.main.rows"
 
     def open(self, values: list[Column] | None) -> None:
         """Make the table, or check that it was made with this definition; take up columns that were added.
@@ -87,9 +88,10 @@ class TableFile:
         self.corrupt = msgspec.convert(self._meta("corrupt") or {}, Corrupt)
         self.gap = self._meta("gap") or ""
         self.gap_offsets = self._meta("gap_offsets") or 0
+        self.rows = int(self._first(f"SELECT count(*) FROM {self._table}"))
         view = f"memory.main.{quoted(self._name)}"
         run = self.connection.execute
-        run(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
+        run(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._table}")
         self.described = [(name, kind) for name, kind, *_ in run(f"DESCRIBE {view}").fetchall()]
 
     def take_up(self, values: list[Column]) -> None:
@@ -140,9 +142,9 @@ class TableFile:
         latest = self._config.kind == "latest"
         if latest:
             columns[0] += " USING COMPRESSION uncompressed"  # an index takes ten times as long to forget another key
-        self.connection.execute(f"CREATE OR REPLACE TABLE {self._rows}({', '.join(columns)})")
+        self.connection.execute(f"CREATE OR REPLACE TABLE {self._table}({', '.join(columns)})")
         if latest:  # not a PRIMARY KEY, which takes twice as long; `apply` keeps one row per key
-            self.connection.execute(f"CREATE INDEX keys ON {self._rows}({STORED}key)")
+            self.connection.execute(f"CREATE INDEX keys ON {self._table}({STORED}key)")
 
     def _add_columns(self, before: list[Column]) -> None:
         now = {column.name: column.type for column in self.columns.stored}
@@ -154,7 +156,7 @@ class TableFile:
         names = {column.name for column in before}
         for name, kind in now.items():
             if name not in names:
-                self.connection.execute(f"ALTER TABLE {self._rows} ADD COLUMN {quoted(name)} {kind}")
+                self.connection.execute(f"ALTER TABLE {self._table} ADD COLUMN {quoted(name)} {kind}")
 
     def _refuse(self, what: str) -> None:
         raise ConfigError(
@@ -166,6 +168,7 @@ class TableFile:
         with self._transaction():
             for table in ("rows", "positions", "meta"):
                 self.connection.execute(f"DROP TABLE IF EXISTS {self._file}.main.{table}")
+        self.rows = 0
         self.shrink()
 
     def shrink(self) -> None:
@@ -196,11 +199,6 @@ class TableFile:
             self._move({partition: end})
 
     @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return int(self._first(f"SELECT count(*) FROM {self._rows}"))
-
-    @property
     def size_bytes(self) -> int:
         """Size on disk."""
         return _size_of(self._path) + self._log_bytes
@@ -215,8 +213,10 @@ class TableFile:
     def _log_bytes(self) -> int:
         return _size_of(self._path.with_name(self._path.name + ".wal"))
 
-    def apply(self, records: pa.Table, positions: Mapping[int, int]) -> Applied:
-        """Change rows by records, and the positions with them. `arrived` has the records until the next call.
+    def apply(self, records: pa.Table, positions: Mapping[int, int]) -> int:
+        """Change rows by records, and the positions with them; return how many records are corrupt.
+
+        `arrived` has the records until the next call.
 
         A record that the table cannot take, as it shows when it is applied alone, is corrupt.
 
@@ -233,15 +233,16 @@ class TableFile:
                 raise
         return self._apply(with_problems(records, failed), positions)
 
-    def _apply(self, records: pa.Table, positions: Mapping[int, int]) -> Applied:
+    def _apply(self, records: pa.Table, positions: Mapping[int, int]) -> int:
         with self._transaction():
-            corrupt = self._change(records)
+            corrupt, more_rows = self._change(records)
             if corrupt is not self.corrupt:
                 self._set("corrupt", corrupt)
             self._move(positions)
         bad = corrupt.count - self.corrupt.count
         self.corrupt = corrupt
-        return Applied(len(records) - bad, bad)
+        self.rows += more_rows
+        return bad
 
     def _try(self, records: pa.Table) -> None:
         """Apply records and take that back."""
@@ -252,34 +253,40 @@ class TableFile:
             with contextlib.suppress(duckdb.Error):
                 self.connection.execute("ROLLBACK")
 
-    def _change(self, records: pa.Table) -> Corrupt:
-        """Change rows, and return the corrupt records up to now."""
-        run = self.connection.execute
+    def _change(self, records: pa.Table) -> tuple[Corrupt, int]:
+        """Change rows; return the corrupt records up to now, and how many rows there are more."""
+        deleted = 0
         stored = ", ".join(quoted(column.name) for column in self.columns.stored)
         load_batch(self.connection, self.columns, records, needs_key=self._config.kind == "latest")
         found = corrupt_records(self.connection)
-        if self._config.kind == "log":
-            run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE {_SOUND}")
-        else:
-            self._delete_arrived()
-            newest = f"SELECT max({STORED}seq) FROM {ARRIVED} WHERE {_SOUND} GROUP BY {STORED}key"
-            rows = f"SELECT {stored} FROM {ARRIVED} WHERE NOT {STORED}gone AND {STORED}seq IN ({newest})"
-            run(f"INSERT INTO {self._rows}({stored}) {rows}")
+        sound = f"FROM {ARRIVED} WHERE {_SOUND}"
+        if self._config.kind == "latest":
+            if found:
+                corrupt = pa.array([seq for seq, *_ in found], pa.int32())
+                records = records.filter(pc.invert(pc.is_in(records["seq"], corrupt)))
+            keys = records["key"].unique()
+            deleted = self._delete(keys)
+            sound += f" AND NOT {STORED}gone"
+            if len(keys) < len(records):
+                newest = f"SELECT max({STORED}seq) FROM {ARRIVED} WHERE {_SOUND} GROUP BY {STORED}key"
+                sound += f" AND {STORED}seq IN ({newest})"
+        more_rows = int(self._first(f"INSERT INTO {self._table}({stored}) SELECT {stored} {sound}")) - deleted
         if not found:
-            return self.corrupt
+            return self.corrupt, more_rows
         _, partition, offset, problem = found[-1]
-        return Corrupt(self.corrupt.count + len(found), f"partition {partition}, offset {offset}: {problem}")
+        last = f"partition {partition}, offset {offset}: {problem}"
+        return Corrupt(self.corrupt.count + len(found), last), more_rows
 
-    def _delete_arrived(self) -> None:
-        """Delete the rows of the keys that have arrived: INSERT OR REPLACE takes many times as long."""
-        keys = f"SELECT DISTINCT {STORED}key FROM {ARRIVED} WHERE {_SOUND}"
-        few = self.connection.execute(f"{keys} LIMIT {_FEW_KEYS + 1}").fetchall()
-        if len(few) > _FEW_KEYS:
-            self.connection.execute(f"DELETE FROM {self._rows} WHERE {STORED}key IN ({keys})")
-        elif few:  # a list is looked up in the index, a query is not
-            marks = ", ".join("?" * len(few))
-            statement = f"DELETE FROM {self._rows} WHERE {STORED}key IN ({marks})"
-            self.connection.execute(statement, [key for (key,) in few])
+    def _delete(self, keys: pa.Array) -> int:
+        """Delete the rows of keys that have arrived; return how many. INSERT OR REPLACE takes many times as long."""
+        among = f"SELECT {STORED}key FROM {ARRIVED} WHERE {_SOUND}"  # reads all rows of the table
+        found: list[str | bytes] = []
+        if len(keys) <= _MOST_KEYS and len(keys) * _ROWS_PER_KEY <= max(self.rows, _MOST_KEYS):
+            found = keys.to_pylist()
+            among = ", ".join("?" * len(found))
+        if not len(keys):
+            return 0
+        return int(self._first(f"DELETE FROM {self._table} WHERE {STORED}key IN ({among})", found))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -302,7 +309,7 @@ class TableFile:
         cases = "".join(f" WHEN {partition} THEN {offset}" for partition, offset in positions.items())
         first = f"CASE {STORED}partition{cases} ELSE 0 END" if cases else "0"
         found = self.connection.execute(
-            f"SELECT {STORED}partition, min({STORED}offset), max({STORED}offset) + 1 FROM {self._rows} "
+            f"SELECT {STORED}partition, min({STORED}offset), max({STORED}offset) + 1 FROM {self._table} "
             f"WHERE {STORED}offset >= {first} GROUP BY ALL ORDER BY ALL"
         ).fetchall()
         return {partition: (at, end) for partition, at, end in found}
@@ -311,7 +318,7 @@ class TableFile:
         """Return the rows of records of a partition between offsets, in their order, with the columns of statements."""
         offset = f"{STORED}offset"
         return self.connection.sql(
-            f"SELECT {self.columns.view} FROM {self._rows} WHERE {STORED}partition = {int(partition)} "
+            f"SELECT {self.columns.view} FROM {self._table} WHERE {STORED}partition = {int(partition)} "
             f"AND {offset} >= {int(first)} AND {offset} < {int(end)} ORDER BY {offset}"
         )
 
@@ -320,12 +327,19 @@ class TableFile:
         if self._config.retention_seconds is None:
             return 0
         oldest = time.time() - self._config.retention_seconds
-        return int(self._first(f"DELETE FROM {self._rows} WHERE {STORED}timestamp < to_timestamp(?)", [oldest]))
+        deleted = int(self._first(f"DELETE FROM {self._table} WHERE {STORED}timestamp < to_timestamp(?)", [oldest]))
+        self.rows -= deleted
+        return deleted
 
     def _move(self, positions: Mapping[int, int]) -> None:
-        pairs = ", ".join(f"({partition}, {offset})" for partition, offset in positions.items())
-        if pairs:
-            self.connection.execute(f"INSERT OR REPLACE INTO {self._file}.main.positions VALUES {pairs}")
+        """Keep positions; those of partitions that have some are updated, which is planned in a third of the time."""
+        table = f"{self._file}.main.positions"
+        cases = " ".join(f"WHEN {partition} THEN {offset}" for partition, offset in positions.items())
+        among = ", ".join(map(str, positions))
+        update = f"UPDATE {table} SET next = CASE partition {cases} END WHERE partition IN ({among})"
+        if positions and self._first(update) < len(positions):
+            pairs = ", ".join(f"({partition}, {offset})" for partition, offset in positions.items())
+            self.connection.execute(f"INSERT OR REPLACE INTO {table} VALUES {pairs}")
 
     def _meta(self, name: str) -> Any:
         text = self._first(f"SELECT value FROM {self._file}.main.meta WHERE name = ?", [name])

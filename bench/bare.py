@@ -3,7 +3,8 @@
 usage: python -m bench.bare LOOP BOOTSTRAP TOPIC RECORDS
 `produce` writes values of 100 bytes, `produce-kb` of 1,000, `produce-json` JSON objects of 100 bytes.
 `produce-keys` writes values of 100 bytes with 5,003 keys in turns.
-`consume` reads values, `consume-json` parses them, `relay` writes each to the topic TOPIC-out.
+`consume` reads values, `call` calls a function with each, `consume-json` parses them, `relay` writes each to the topic
+TOPIC-out.
 `pool` parses them in a pool of two processes, `lines` writes them to the standard output.
 `tick` writes a record every 20 ms, each holding the moment, `tick-slowly` every 200 ms.
 `steady` writes 1,000 a second, of which none waits for the one before.
@@ -144,6 +145,18 @@ def lines(servers: str, topic: str, records: int) -> Took:
     return consume(servers, topic, records, use, file.flush)
 
 
+def handle(context: None, body: bytes) -> None:
+    """A handler that does nothing."""
+
+
+def call(servers: str, topic: str, records: int) -> Took:
+    def use(values: Sequence[bytes]) -> None:
+        for value in values:
+            handle(None, value)
+
+    return consume(servers, topic, records, use)
+
+
 def parse(values: Sequence[Any]) -> None:
     for value in values:
         json.loads(value)
@@ -207,6 +220,7 @@ LOOPS: dict[str, Callable[[str, str, int], Took]] = {
     "produce-json": produce_json,
     "produce-keys": produce_keys,
     "consume": consume,
+    "call": call,
     "consume-json": consume_json,
     "lines": lines,
     "pool": pool,

@@ -53,9 +53,9 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("no-op handler, workers=1", NOOP, "consume", "not above two workers"),
-    Row("no-op handler, workers=2", NOOP, "consume", ">= 0.40", 2),
-    Row("no-op handler, one partition, strict order", NOOP, "consume", ">= 0.15", topic="one"),
+    Row("no-op handler, workers=1", NOOP, "call", "not above two workers"),
+    Row("no-op handler, workers=2", NOOP, "call", ">= 0.40", 2),
+    Row("no-op handler, one partition, strict order", NOOP, "call", ">= 0.15", topic="one"),
     Row("json.loads, workers=1", JSON, "consume-json", "compared only"),
     Row("json.loads, workers=2", JSON, "consume-json", ">= 0.75, aim 0.9", 2),
     Row("output topic, workers=1", ECHO, "relay", "not above two workers", output=True),
@@ -127,9 +127,9 @@ class FunctionTable:
     title = "Functions"
     text = """\
 Medians in turns; "processor" is that of Headrace and its workers. The bare loops are one process: they consume 500
-records at a time and read their values, parse them, or write them to another topic. "Pool" parses them in two processes
-of `multiprocessing.Pool`. Values are JSON objects of 100 bytes. The longest delay is of records at 1,000 a second while
-a second process joins the group and leaves it."""
+records at a time and call a function with each value, parse it, or write it to another topic. They commit nothing.
+"Pool" parses them in two processes of `multiprocessing.Pool`. Values are JSON objects of 100 bytes. The longest delay
+is of records at 1,000 a second while a second process joins the group and leaves it."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

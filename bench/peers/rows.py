@@ -201,7 +201,7 @@ class Rows:
             (
                 Side("Headrace", lambda: function(bench, topic(), records), "bare loop", 0.7),
                 Side("FastStream", lambda: self.faststream(topic(), records), "bare loop"),
-                Side("bare loop", lambda: bench.bare("consume", topic(), records)),
+                Side("bare loop", lambda: bench.bare("call", topic(), records)),
             ),
         )
 

@@ -26,8 +26,6 @@ _NOT_WRITTEN: Final = 0
 """`rd_kafka_message_status` of a record that no broker can have."""
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Python's level of each level of syslog."""
-_OBJECTS: Final = "logger", "error_cb", "stats_cb"
-"""Properties of Kafka's Python client alone."""
 _INVALID_ARGUMENT: Final = library.KafkaError._INVALID_ARG
 _QUEUE_FULL: Final = library.KafkaError._QUEUE_FULL
 
@@ -50,7 +48,7 @@ class NativeClient:
         self._bridge = bridge
         self._is_empty = blocking.Event()
         self._is_closed = False
-        own = {name: _text(value) for name, value in properties.items() if name not in _OBJECTS}
+        own = {name: _text(value) for name, value in properties.items() if isinstance(value, str | int | float)}
         try:
             self._client = module.Producer({**own, "log.queue": "true"})
         except ValueError as cause:

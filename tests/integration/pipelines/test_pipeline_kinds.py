@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,13 @@ async def test_late_rows_are_counted_exactly(kafka: Cluster, topic: MakeTopic, t
 
 
 async def test_real_time_mode_writes_each_record_at_once(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
-    """Kafka to Kafka by SQL with a table, a rule and its quarantine, and corrupt records in quarantine."""
+    """Kafka to Kafka by SQL with a table, a rule and both quarantines. A stop ends the batch at the next record."""
     source, out = topic(1), topic()
     (tmp_path / "gates.csv").write_text("1,north\n2,south\n3,east\n")
     spec = {
         "name": "quick",
         "folder": str(tmp_path),
-        "trigger": {"realtime": True, "checkpoint_seconds": 5},
+        "trigger": {"realtime": True},
         "sources": {
             "passages": {"topic": source, "schema": "id INT", "corrupt": "quarantine"},
             "gates": {"table": "gates.csv", "schema": "id INT, gate STRING"},
@@ -121,18 +122,23 @@ async def test_real_time_mode_writes_each_record_at_once(kafka: Cluster, topic: 
         },
     }
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    expected = {
+        out: {b'{"id":2,"gate":"north"}', b'{"id":3,"gate":"south"}'},
+        f"{out}.dlq": {b'{"id":10,"gate":null}'},
+        f"{source}.dlq": {b"{bad"},
+    }
     async with running(spec, settings, tmp_path) as run:
         produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b"{bad", b'{"id": 2}', b'{"id": 9}'])
-        await until(lambda: run.status()["flows"]["f"]["corrupt_records"] == 1, run)
-        await until(lambda: run.counts("passages-corrupt")["read"] == 4, run)
-        assert run.status()["flows"]["f"]["broken_rules"] == {"known": 1}
-
-    async def values(topic: str) -> set[bytes | None]:
-        return {record.value for record in await records_of(settings, topic)}
-
-    assert await values(out) == {b'{"id":2,"gate":"north"}', b'{"id":3,"gate":"south"}'}
-    assert await values(f"{out}.dlq") == {b'{"id":10,"gate":null}'}
-    assert await values(f"{source}.dlq") == {b"{bad"}
+        await until(lambda: run.status()["state"] == "running", run)
+        while {name: {each.value for each in await records_of(settings, name)} for name in expected} != expected:
+            pass
+        stopped = asyncio.create_task(run.drain(Deadline(SystemClock(), 30)))
+        while not stopped.done():
+            produce(kafka.bootstrap_servers, source, [b'{"id": 1}'])
+            await asyncio.sleep(0.2)
+        status = run.status()["flows"]["f"]
+        assert (status["corrupt_records"], status["broken_rules"]) == (1, {"known": 1})
+        assert run.counts("passages-corrupt")["read"] > 4
 
 
 async def test_generated_rows_go_to_the_log_of_the_driver(kafka: Cluster, tmp_path: Path) -> None:

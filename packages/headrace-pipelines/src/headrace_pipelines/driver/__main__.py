@@ -21,7 +21,7 @@ from headrace.errors import CheckpointUnusable
 from headrace_pipelines import driver_protocol
 from headrace_pipelines.checkpoints import progressed
 from headrace_pipelines.driver.failures import PartFailed, failure_event, part
-from headrace_pipelines.driver.flows import start_flow
+from headrace_pipelines.driver.flows import end_batches, start_flow
 from headrace_pipelines.driver.progress import ProgressReader
 from headrace_pipelines.driver.session import spark_session
 from headrace_pipelines.driver.source_tables import register_source
@@ -119,6 +119,8 @@ def run_flows(spark: SparkSession, plan: driver_protocol.DriverPlan, send: drive
         time.sleep(_POLL_SECONDS)
     if failed and not stopping:  # no flow is left
         raise failed[0]
+    if plan.spec.trigger.realtime:
+        end_batches(spark)
     _stop(active)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -14,6 +16,8 @@ from headrace_pipelines.driver.views import register_view, rows_of
 from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.graph import ordered_views, topics_read
 from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver
+
+_FAR_MILLISECONDS = 1 << 62
 
 
 def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[StreamingQuery, BatchWriter | None]:
@@ -40,6 +44,17 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Stream
         interval = f"{round(trigger.checkpoint_seconds * 1000)} milliseconds"
         return writer.trigger(realTime=interval).start(), sink  # type: ignore[call-overload]
     return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start(), sink
+
+
+def end_batches(spark: SparkSession) -> None:
+    """Let the tasks of real-time mode end after their next record, so that a stop repeats no rows.
+
+    It works in the driver's JVM only: the executors of a cluster end them at the next checkpoint.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.execution.datasources.v2.LowLatencyClock.setClock(
+        jvm.org.apache.spark.util.ManualClock(_FAR_MILLISECONDS)
+    )
 
 
 def rows_of_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[DataFrame, DataFrame | None]:

@@ -21,7 +21,7 @@ from bench.environment import Bench, Table
 from bench.function import FunctionTable
 from bench.liveness import LivenessTable
 from bench.page import RESULTS, Page
-from bench.pipelines import PipelineTable
+from bench.pipelines import DelayTable, PipelineTable
 from bench.processes import ProcessesTable
 from bench.produce import ProduceTable
 from bench.push_queries import PushQueryTable
@@ -43,6 +43,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "dead-letters": DeadLetterTable,
     "secured": SecuredTable,
     "pipelines": PipelineTable,
+    "pipeline-delays": DelayTable,
     "sql": SqlTable,
     "push-queries": PushQueryTable,
     "rolling-restart": RollingRestartTable,

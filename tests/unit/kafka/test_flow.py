@@ -15,10 +15,8 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 class Flow(FetchFlowControl):
     """A flow control, what it has passed on, and a partition's log, which is read again from where it was dropped."""
 
-    def __init__(
-        self, records: int = 10_000, size: int = 10_000_000, partitions: int = 2, *, in_turns: bool = True
-    ) -> None:
-        super().__init__(FlowControl(max_records=records, max_bytes=size), in_turns=in_turns)
+    def __init__(self, records: int = 10_000, size: int = 10_000_000, partitions: int = 2) -> None:
+        super().__init__(FlowControl(max_records=records, max_bytes=size))
         self.places = [TopicPartition("t", number) for number in range(partitions)]
         self.assigned(dict.fromkeys(self.places, 1))
         self.passed = dict.fromkeys(self.places, 0)
@@ -66,14 +64,6 @@ def test_partitions_take_turns_however_fast_one_of_them_arrives() -> None:
                 made.fill_with(partition, 500)
         assert made.passed[A] < 20_000 / 2
         assert min(made.passed[place] for place in made.places[1:]) > 2000
-
-
-def test_without_turns_one_partition_may_have_all_that_is_in_flight() -> None:
-    """An active consumer has no lanes, and its reads are large if what has arrived may be in flight."""
-    made = Flow(20_000, partitions=8, in_turns=False)
-    made.fill_with(A, 20_000)
-    made.pass_on(0)
-    assert made.records == 20_000
 
 
 def test_the_end_of_a_partition_comes_after_its_records() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +21,12 @@ from headrace.errors import (
     ReadFailed,
     TooManyRequests,
 )
-from headrace.records import Committed, RecordBatch, TopicPartition
+from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.routes import load_read
 from headrace.sidecar.active.spec import Topics
-from headrace.sidecar.record_json import fitting, write_records
 from tests.staged import staged
 
 DOWN = KafkaUnavailable("no broker answers")
@@ -330,17 +328,3 @@ async def test_a_read_that_nobody_takes_returns_its_records(in_doubt: str) -> No
         with pytest.raises(asyncio.CancelledError):
             await loading
     assert ended == [0]
-
-
-def test_a_response_of_any_number_of_records_is_one_array() -> None:
-    """However many of them are formatted together, and of however many partitions."""
-    for counts in ((), (1,), (1, 99), (100, 1), (30, 250, 30)):
-        entries, values = [], [b"1"] * 250
-        for partition, count in enumerate(counts):
-            rows = [*range(count)], [*range(count)], [None] * count, values[:count], None, [1] * count
-            batch = RecordBatch(TopicPartition("t", partition), *rows)
-            entries.append(write_records("g", batch.topic_partition, batch, batch.keys, batch.values))
-        text, count = fitting(entries)
-        found = [(record["partition"], record["offset"]) for record in json.loads(text + b"]")]
-        assert found == [(partition, offset) for partition, number in enumerate(counts) for offset in range(number)]
-        assert count == len(found)

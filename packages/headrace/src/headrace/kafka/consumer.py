@@ -91,7 +91,7 @@ class Consumer(Service):
         super().__init__(name)
         self._group = check_group(group)
         self._listener = listener
-        self._flow = FetchFlowControl(flow, policy.max_processing_seconds, in_turns=policy.in_turns)
+        self._flow = FetchFlowControl(flow, policy.max_processing_seconds)
         self._policy = policy
         self._clock = clock
         self._admin = admin

@@ -72,15 +72,14 @@ class _WaitingRecords:
 class FetchFlowControl:
     """Counts records and bytes per partition and says which partitions to pause and resume."""
 
-    def __init__(self, limits: FlowControl, max_processing_seconds: float = 0.0, *, in_turns: bool = True) -> None:
-        """Prepare; `max_processing_seconds` and `in_turns` are those of `ReadPolicy`."""
+    def __init__(self, limits: FlowControl, max_processing_seconds: float = 0.0) -> None:
+        """Prepare; `max_processing_seconds` is that of `ReadPolicy`."""
         self.records = 0
         """Records in flight, of all partitions."""
         self.bytes = 0
         """Bytes in flight, of all partitions."""
         self._limits = limits
         self._max_processing_seconds = max_processing_seconds
-        self._in_turns = in_turns
         self._partitions: dict[TopicPartition, _InFlight] = {}
         self._busy: dict[TopicPartition, _InFlight] = {}
         """Those with records in flight, and paused ones: others change only when the whole budget is full. Most of a
@@ -168,10 +167,8 @@ class FetchFlowControl:
         if not self._waiting.partitions:
             return
         own = self._own_part
-        most = common = 1.0
-        if self._in_turns:
-            most = max(1 / len(self._partitions), min(1.0, _MIN_SHARE_RECORDS / self._limits.max_records))
-            common = _COMMON - self._common_used()
+        most = max(1 / len(self._partitions), min(1.0, _MIN_SHARE_RECORDS / self._limits.max_records))
+        common = _COMMON - self._common_used()
         for partition, each in list(self._waiting.partitions.items()):
             if self.fill >= 1:
                 return

@@ -57,8 +57,6 @@ class ReadPolicy(NamedTuple):
     """How long a revoked partition waits for its records in flight."""
     max_processing_seconds: float = 0.0
     """A partition in which no record completes for this long is paused until one does; 0 for no limit."""
-    in_turns: bool = True
-    """Whether all partitions shall have records in flight, as lanes need; else what arrives first comes first."""
     advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"
     """What to do about a position that is not in the log, for errors."""
 

@@ -15,8 +15,6 @@ from headrace.delivery.outcomes import Delivery
 from headrace.records import CORRELATION_ID, Header, RecordBatch, TopicPartition
 
 _MOST_RESPONSE_BYTES: Final = 8_388_608
-_GROUP_RECORDS: Final = 100
-"""Records that are formatted together. The text of more grows into new pages of memory, which take most of the time."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -119,30 +117,13 @@ def join_array(parts: Sequence[RecordTexts], start: bytes = b"[", end: bytes = b
 
 def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:
     """Return the first entries that fit into a response, at least one, as an array without its end; and how many."""
-    groups = [join_array(group, b"," if at else start, b"") for at, group in enumerate(_groups(entries))]
-    text = b"".join(groups) or start
+    text = join_array(entries, start, b"")
     if len(text) <= _MOST_RESPONSE_BYTES:
         return text, sum([len(each.columns[0]) for each in entries])
     texts = [one for each in entries for one in each.texts()]
     sizes = accumulate([len(one) + 1 for one in texts])
     count = max(1, bisect(list(sizes), _MOST_RESPONSE_BYTES))
     return start + b",".join(texts[:count]), count
-
-
-def _groups(entries: Sequence[RecordTexts]) -> Iterator[list[RecordTexts]]:
-    group: list[RecordTexts] = []
-    count = 0
-    for form, columns in entries:
-        for at in range(0, len(columns[0]), _GROUP_RECORDS):
-            part = RecordTexts(form, [column[at : at + _GROUP_RECORDS] for column in columns])
-            group.append(part)
-            count += len(part.columns[0])
-            if count >= _GROUP_RECORDS:
-                yield group
-                group = []
-                count = 0
-    if group:
-        yield group
 
 
 def _fixed(text: str) -> str:

@@ -146,7 +146,7 @@ class ActiveEndpoints:
             max_read_bytes=settings.max_read_bytes,
             auto_commit_seconds=(auto_ms / 1000 if auto_ms else settings.auto_commit_seconds) if auto_commit else None,
             buffer_bytes=settings.buffer_bytes,
-            policy=ReadPolicy(reset, member=member, in_turns=False, advice="seek it, with POST .../positions"),
+            policy=ReadPolicy(reset, member=member, advice="seek it, with POST .../positions"),
             linger_seconds=settings.linger_seconds if body.linger_ms is None else body.linger_ms / 1000,
             key=key,
         )

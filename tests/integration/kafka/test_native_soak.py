@@ -23,7 +23,8 @@ RECORDS, PARTITIONS, EACH = 10_000_000, 4, 1000
 MOST_WAITING = 50_000
 MOST_BATCHES = MOST_WAITING // EACH
 WARM = RECORDS // 5
-MOST_GROWTH_BYTES = 16_000_000
+MOST_GROWTH_BYTES = 8 * RECORDS
+"""Half of the smallest object per record. What a consumer has fetched ahead varies by some tens of megabytes."""
 
 
 class Growth:

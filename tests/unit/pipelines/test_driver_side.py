@@ -1,6 +1,7 @@
 """The parts of the driver process that need no JVM."""
 
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -204,6 +205,25 @@ def test_a_failure_of_a_flow_ends_the_driver_at_once(monkeypatch: pytest.MonkeyP
         program.run_flows(spark, both, sent.append)
     assert ended.value.event.part == "flows.edited"
     assert FlowFinished("f") not in sent
+
+
+def test_real_time_mode_ends_on_a_server_that_has_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of Spark Connect has no JVM whose clock could be moved."""
+    base = plan(realtime=True)
+    driver = base.spec.driver.model_copy(update={"remote": "sc://spark"})
+    remote = base.model_copy(update={"spec": base.spec.model_copy(update={"driver": driver})})
+    stopped: list[str] = []
+
+    def start(*_: Any) -> tuple[Any, None]:
+        signal.raise_signal(signal.SIGTERM)
+        query = query_of("f", report())
+        query.stop = lambda: stopped.append("f")
+        return query, None
+
+    monkeypatch.setattr(program, "start_flow", start)
+    session: Any = SimpleNamespace()
+    program.run_flows(session, remote, lambda event: None)
+    assert stopped == ["f"]
 
 
 def test_the_output_of_a_driver_is_bounded(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def run_flows(spark: SparkSession, plan: driver_protocol.DriverPlan, send: drive
         time.sleep(_POLL_SECONDS)
     if failed and not stopping:  # no flow is left
         raise failed[0]
-    if plan.spec.trigger.realtime:
+    if plan.spec.trigger.realtime and not plan.spec.driver.remote:
         end_batches(spark)
     _stop(active)
 

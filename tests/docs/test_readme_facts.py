@@ -102,11 +102,10 @@ NAMES = {
 
 
 def of_sink(**sink: Any) -> set[str]:
-    """Return the guarantees that `headrace pipeline plan` prints of a sink, or of its backend, in each `delivery`."""
+    """Return the guarantees that `headrace pipeline plan` prints of a sink in each `delivery`."""
     model = type(TypeAdapter(AnySink).validate_python(sink))
     ways = [{"delivery": way} for way in choices(model, "delivery")] if "delivery" in model.model_fields else [{}]
-    printed = [FlowSpec(sql="SELECT 1", sink=sink | way).sink.guarantee.partition(", and its backend") for way in ways]
-    return words(" ".join(backend or own for own, _, backend in printed))
+    return words(" ".join(FlowSpec(sql="SELECT 1", sink=sink | way).sink.guarantee for way in ways))
 
 
 def words(text: str) -> set[str]:
@@ -122,7 +121,6 @@ GUARANTEES = {
     "a backend of a reactive consumer": of_model(BackendConfig),
     "an output topic of a function": of_model(KafkaTrigger),
     "a topic of a pipeline": of_sink(topic="t"),
-    "a backend of a pipeline": of_sink(topic="t", backend={"url": "http://localhost/"}),
     "a PostgreSQL table of a pipeline": of_sink(postgres={"database": "d", "user": "u"}, table="t"),
     "files of a pipeline": of_sink(files="f"),
 }

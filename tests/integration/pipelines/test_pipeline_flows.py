@@ -123,10 +123,16 @@ def flows(
         backend.start()
         stack.callback(backend.stop)
         postgres = stack.enter_context(postgres_server()) if binaries() else None
-        file = write_files(folder, prefix, backend.url, postgres, more=request.config.getoption("--all"))
+        file = write_files(folder, prefix, postgres, more=request.config.getoption("--all"))
         state = folder / "state"
-        config = {"pipelines": [str(file)], "state_dir": str(state), "schema_registry": {"url": schema_registry.url}}
-        process = HeadraceProcess({"kafka": kafka_secured.certificate(), **config}, folder / "process")
+        config: dict[str, Any] = {
+            "pipelines": [str(file)],
+            "state_dir": str(state),
+            "schema_registry": {"url": schema_registry.url},
+        }
+        push = {"topics": [f"{prefix}-ids"], "group": prefix, "backend": {"url": backend.url}}
+        config |= {"kafka": kafka_secured.certificate(), "reactive_consumers": {"ids": push}}
+        process = HeadraceProcess(config, folder / "process")
         process.start()
         stack.callback(process.kill)
         process.wait_ready(LIMIT_SECONDS)
@@ -162,12 +168,12 @@ def send_all(send: Callable[[str, Iterable[bytes | None]], None], register: Call
     return not_trips
 
 
-def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServer | None, *, more: bool) -> Path:
+def write_files(folder: Path, prefix: str, postgres: PostgresServer | None, *, more: bool) -> Path:
     """Write the pipeline and what it names. Returns its file."""
     shutil.copytree(ROOT / "examples" / "function", folder / "example")
     (folder / "out.avsc").write_text(schema(GATE))
     columns = f"seq INT, {table(OTHERS, 'tables')['typed']['schema']}"
-    names = {"p": prefix, "folder": folder, "backend": backend, "columns": columns}
+    names = {"p": prefix, "folder": folder, "columns": columns}
     for name in ("prices.py", "gates.csv", "out.sql", "fares.py", "main.py"):
         (folder / name).write_text(FILES[name].format(**names) if name == "main.py" else FILES[name])
     document = yaml.safe_load(FILES["flows.yaml"].format(**names))

@@ -16,7 +16,7 @@ FEATURE = Feature(
     tags={"Pipelines": ["/adm/pipelines"]},
     parameters={"action": "`pause`, `resume` or `stop`."},
     checks="headrace_pipelines.pipeline_checks:PipelineChecks",
-    needs=["consumers", "commands", "reactive", "functions"],
+    needs=["consumers", "commands", "functions"],
     # A driver finishes its micro-batches before a slow backend uses up the time of the drain.
     before=["runs"],
 )

@@ -11,12 +11,12 @@ from headrace_pipelines.sources import TableSource
 from headrace_pipelines.spec import PipelineSpec
 from headrace_pipelines.sql import watermarked
 
-_STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out,.push{fill:#cfe2ff}.sources{fill:#e2e3e5}"
+_STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out{fill:#cfe2ff}.sources{fill:#e2e3e5}"
 _STYLE += ".views{fill:#fff3cd}.flows{fill:#d1e7dd}"
 _WIDTH, _HEIGHT, _COLUMN, _LINE = 190, 34, 250, 56
 _SHOWN = 26
 Node = tuple[str, str]
-"""A box: its kind (`in`, `sources`, `views`, `flows`, `out`, `push`) and its name."""
+"""A box: its kind (`in`, `sources`, `views`, `flows`, `out`) and its name."""
 
 
 def as_text(spec: PipelineSpec, parts: Mapping[str, Any], checkpoints: Mapping[str, str]) -> str:
@@ -84,8 +84,6 @@ def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
     for name, flow in spec.flows.items():
         edges["flows", name] = reads(spec, ("flows", name))
         edges.setdefault(("out", flow.sink.title), []).append(("flows", name))
-        if flow.sink.pushes_to:
-            edges["push", flow.sink.pushes_to] = [("out", flow.sink.title)]
     return edges
 
 
@@ -97,7 +95,7 @@ def lineage_graph(spec: PipelineSpec, *, page: bool = False) -> str:
         column[node] = max((column[one] + 1 for one in edges[node]), default=0)
     last = max(column.values())
     read = {one for ones in edges.values() for one in ones}
-    column |= {node: last for node in edges if node[0] in ("out", "push") and node not in read}
+    column |= {node: last for node in edges if node[0] == "out" and node not in read}
     row: dict[Node, int] = {}
     for node in sorted(edges, key=lambda each: column[each]):  # as near as possible to the boxes that it reads
         taken = {row[each] for each in row if column[each] == column[node]}

@@ -9,7 +9,6 @@ from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
-from headrace.sidecar.reactive.reactive_parts import ReactiveParts
 from headrace_pipelines.pipeline_sections import PipelineSections
 from headrace_pipelines.routes import PipelineEndpoints
 
@@ -26,9 +25,8 @@ class PipelineParts(Parts):
             from headrace_pipelines.running_pipelines import RunningPipelines
 
             parts = needed.of(ConsumersParts)
-            push = needed.of(ReactiveParts).pushing
-            self._running = RunningPipelines(context, parts.consumers, parts.internal, push)
+            self._running = RunningPipelines(context, parts.consumers, parts.internal)
         self.endpoints = [PipelineEndpoints(self._running.runs if self._running else {})]
 
     def services(self) -> Sequence[Service]:
-        return self._running.services if self._running else ()
+        return [*self._running.runs.values()] if self._running else ()

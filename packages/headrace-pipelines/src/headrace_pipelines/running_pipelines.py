@@ -1,17 +1,14 @@
-"""Makes the pipelines of a configuration, and the reactive consumers that push what they write."""
+"""Makes the pipelines of a configuration."""
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
 
-from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.consumers.consumer_set import INTERNAL, ConsumerSet
 from headrace.consumers.lag import GroupTopics
 from headrace.errors import PipelineInvalid
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.process_context import ProcessContext
-from headrace.runtime import Service
 from headrace_pipelines.driver_process import check_heaps
 from headrace_pipelines.load import load_pipelines
 from headrace_pipelines.pipeline_sections import PipelineSections
@@ -20,20 +17,12 @@ from headrace_pipelines.spec import PipelineSpec
 
 log = logging.getLogger(__name__)
 
-_PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headrace.yaml: remove kafka, or backend"
-
 
 class RunningPipelines:
-    """The pipelines of a configuration and their services."""
+    """The pipelines of a configuration."""
 
-    def __init__(
-        self,
-        context: ProcessContext,
-        consumers: ConsumerSet,
-        internal: InternalTopics,
-        push: Callable[[str, ReactiveConsumerConfig], Sequence[Service]],
-    ) -> None:
-        """Make the pipelines; nothing is started or contacted. `push` makes a reactive consumer.
+    def __init__(self, context: ProcessContext, consumers: ConsumerSet, internal: InternalTopics) -> None:
+        """Make the pipelines; nothing is started or contacted.
 
         Raises:
             PipelineInvalid: A pipeline file is not usable.
@@ -42,15 +31,12 @@ class RunningPipelines:
         self._config = config = context.config
         self._consumers = consumers
         self._internal = internal
-        self._push = push
         self.runs: dict[str, PipelineRun] = {}
         """The runs by name."""
-        self.services: list[Service] = []
-        """Downstream first."""
         for spec in check_heaps(load_pipelines(config.section(PipelineSections).pipelines)):
-            self.services += self._pipeline(spec)
+            self.runs[spec.name] = self._run(spec)
 
-    def _pipeline(self, spec: PipelineSpec) -> list[Service]:
+    def _run(self, spec: PipelineSpec) -> PipelineRun:
         for topic in (topic for flow in spec.flows.values() for topic in flow.sink.topics):
             if self._internal.kind_of(topic):
                 raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {INTERNAL}")
@@ -59,15 +45,9 @@ class RunningPipelines:
             log.warning("pipeline %s: %s", spec.name, warning)
         admin = self._consumers.topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
         folder, registry = config.state_dir / "pipelines", config.schema_registry
-        self.runs[spec.name] = run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
+        run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
         for flow, group in run.groups.items():
             self._consumers.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
-        pushing: list[Service] = []
-        for name, flow_spec in spec.flows.items():
-            if reactive := flow_spec.sink.consumer(f"{spec.group(name)}.push"):
-                if admin is not context.admin:
-                    raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
-                pushing += self._push(f"{spec.name}.{name}", reactive)
-        return [*pushing, run]
+        return run

@@ -40,7 +40,7 @@ def standing_query(config: QuerySections, query: StandingQueryConfig) -> Standin
         if needed := cause.parameters.get("needs"):
             raise StatementRejected(
                 f"a standing query sees each changed row alone, and {needed} needs more: compute it in a pipeline "
-                "whose sink has this backend, and remove this query"
+                "whose topic a reactive consumer pushes, and remove this query"
             ) from None
         raise
     if not text.is_push:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol
 
-from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
 from headrace_pipelines.sources import EndSection
@@ -105,11 +104,6 @@ class Sink(EndSection):
         return {}
 
     @property
-    def pushes_to(self) -> str:
-        """URL that the records are pushed to from the topic; empty without one."""
-        return ""
-
-    @property
     def only_writer(self) -> tuple[str, str] | None:
         """What no second flow may write to, and the reason with the remedy."""
         return None
@@ -122,10 +116,6 @@ class Sink(EndSection):
             yield "real-time mode writes to Kafka only: give it a topic, or another trigger"
         if flow.realtime and flow.by_handler:
             yield NO_HANDLERS
-
-    def consumer(self, group: str) -> ReactiveConsumerConfig | None:
-        """Return the reactive consumer that pushes the records on; None without one."""
-        return None
 
     def frozen(self, tasks: int) -> str:
         """Return what its checkpoint freezes of it: after a change the checkpoint is rejected."""

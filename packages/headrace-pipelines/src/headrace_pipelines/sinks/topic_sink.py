@@ -1,4 +1,4 @@
-"""The sink `topic`: a Kafka topic, and a backend that its records are pushed to."""
+"""The sink `topic`: a Kafka topic."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from headrace.config.backend import RowsBackend
-from headrace.config.consumers import ReactiveConsumerConfig, RowsConfig
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.section import FormatName, PositiveSeconds, TopicName
 from headrace.config.topic_names import external_topic
@@ -20,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _TRANSACTION_SECONDS: Final = 60.0
+_NO_PUSH: Final = (
+    "backend and push are not keys of a sink: move them to reactive_consumers of headrace.yaml, with the sink's topic "
+    "in topics, and group: headrace.<pipeline>.<flow>.push to continue at its offsets"
+)
 _PRODUCER: Final = {
     "kafka.acks": "all",
     "kafka.enable.idempotence": "true",
@@ -29,17 +31,10 @@ _PRODUCER: Final = {
 }
 
 
-class PushConfig(RowsConfig):
-    """How the records of a sink are pushed: from the start of its topic, with keys as text."""
-
-    internal: ClassVar = RowsConfig.internal | {"auto_offset_reset"}
-
-
 class KafkaSink(Sink):
     """The topic a flow writes to: each row is one record, its value all columns in `value_format`."""
 
     kind: ClassVar = "topic"
-    references: ClassVar = ("backend",)
     internal: ClassVar = frozenset(("transaction_timeout_seconds",))
 
     topic: Annotated[TopicName, AfterValidator(external_topic)]
@@ -69,25 +64,15 @@ class KafkaSink(Sink):
     accept_unknown_batch: bool = False
     """With `exactly_once`: write a micro-batch although Kafka no longer knows whether it was written before."""
 
-    backend: RowsBackend | None = None
-    """HTTP server that the records of the topic are pushed to, by a reactive consumer of this process."""
-    push: PushConfig = PushConfig()
-    """With `backend`: how they are pushed."""
-
-    def consumer(self, group: str) -> ReactiveConsumerConfig | None:
-        """Return the reactive consumer that pushes the records; None without a backend."""
-        if self.backend is None:
-            return None
-        chosen = {name: getattr(self.push, name) for name in self.push.model_fields_set}
-        value_format = "json" if self.value_format == "record" else self.value_format
-        own = {"topics": [self.topic], "group": group, "backend": self.backend, "value_format": value_format}
-        return ReactiveConsumerConfig.model_validate({**own, **chosen})
+    @model_validator(mode="before")
+    @classmethod
+    def _pushes(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.keys() & {"backend", "push"}:
+            raise ValueError(_NO_PUSH)
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.consumer("check")
-        if self.backend is None and self.push != PushConfig():
-            raise ValueError("push needs a backend: write backend: {url: ...}, or remove push")
         if self.delivery == "exactly_once" and self.options:
             raise ValueError("options are those of Spark's connector, which exactly_once does not use: remove them")
         own = self.accept_unknown_batch or self.transaction_timeout_seconds != _TRANSACTION_SECONDS
@@ -102,10 +87,9 @@ class KafkaSink(Sink):
 
     @property
     def guarantee(self) -> str:
-        """How often a row is in the topic, and at the backend."""
+        """How often a row is in the topic."""
         by_task = ", each task visible on its own" if self.transaction_scope == "task" else ""
-        own = f"exactly once{by_task}" if self.transaction_scope else "at least once"
-        return f"{own}, and its backend at least once" if self.backend else own
+        return f"exactly once{by_task}" if self.transaction_scope else "at least once"
 
     @property
     def in_driver(self) -> bool:
@@ -126,11 +110,6 @@ class KafkaSink(Sink):
     def expressions(self) -> dict[str, str]:
         """The expression of the records' key."""
         return {"key": self.key} if self.key else {}
-
-    @property
-    def pushes_to(self) -> str:
-        """The URL of the backend, without its query."""
-        return self.backend.url.partition("?")[0] if self.backend else ""
 
     def problems(self, flow: FlowFacts) -> Iterator[str]:
         """Yield why it cannot take the rows of such a flow, with the remedy."""

@@ -216,6 +216,6 @@ class BackendConfig(Section):
 
 
 class RowsBackend(BackendConfig):
-    """The HTTP endpoint that rows of a query or a pipeline are posted to."""
+    """The HTTP endpoint that rows of a query are posted to."""
 
     internal: ClassVar = frozenset(("health", "offsets_path"))

@@ -1,4 +1,4 @@
-"""The reactive consumers of one process: those of the file, and those that other features push with."""
+"""The reactive consumers of one process."""
 
 import asyncio
 import functools
@@ -42,10 +42,6 @@ class ReactiveParts(Parts):
         for name in self._settings:
             make = functools.partial(self._made, name, parts.consumers)
             self._services += parts.consumers.restarted("reactive", name, make)
-
-    def pushing(self, name: str, settings: ReactiveConsumerConfig) -> Sequence[Service]:
-        """Make a consumer that another feature needs, and return its services."""
-        return self._parts.consumers.restarted("reactive", name, functools.partial(self._maker.make, name, settings))
 
     def services(self) -> Sequence[Service]:
         return self._services

@@ -1,0 +1,200 @@
+"""Micro-batches into a Delta table, each exactly once: its rows and its number are one commit of the table's log."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
+from pyarrow import types
+
+from headrace.errors import HeadraceError, PipelineInvalid, SinkUnavailable
+from headrace.runtime.failpoints import reach
+
+_MIB: Final = 1 << 20
+_SMALL_BYTES: Final = 16 * _MIB
+_COMPACTED_BYTES: Final = 64 * _MIB
+_MOST_SMALL_FILES: Final = 32
+"""Small files of a partition after which they are compacted; also the batches between two looks at them."""
+_COMPACTION_SECONDS: Final = 2.0
+"""After this time no further partition is compacted before the next batch."""
+_VACUUM_SECONDS: Final = 3600.0
+_DIGEST: Final = ".digest"
+"""Appended to the name of a query: the application whose version is the digest of the last batch, as a number."""
+_NOT_IN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=]")
+_VALUES: Final = re.compile(r"'[^']*'")
+
+
+class DeltaBatches:
+    """Writes the batches of one query."""
+
+    def __init__(self, path: str, options: Mapping[str, str], partition_by: Sequence[str], query: str) -> None:
+        """Prepare.
+
+        Args:
+            path: Folder or URI of the table.
+            options: Table properties, whose names begin with `delta.`, and options of the object store.
+            partition_by: Columns that become folders.
+            query: Name of the query in the table's log.
+        """
+        self._path = path
+        self._properties = {name: value for name, value in options.items() if name.startswith("delta.")}
+        self._store = {name: value for name, value in options.items() if name not in self._properties}
+        self._partition_by = [*partition_by]
+        self._query = query
+        self._table: DeltaTable | None = None
+        self.digest = ""
+        self._unseen = 0
+        """Batches since small files were last looked for."""
+        self._vacuumed: float | None = None
+
+    def open(self) -> int | None:
+        """Read the table's log: a batch of a predecessor is in it, or its commit fails."""
+        self._table, self.digest = None, ""
+        with self._errors():
+            try:
+                self._table = DeltaTable(self._path, storage_options=self._store)
+            except TableNotFoundError:
+                return None
+            last = self._table.transaction_version(self._query)
+            digest = self._table.transaction_version(self._query + _DIGEST) or 0
+        self.digest = digest.to_bytes(8, signed=True).hex() if digest else ""
+        return None if last is None else last + 1
+
+    def write(self, number: int, rows: pyarrow.Table, digest: str = "") -> None:
+        """Write rows and the number of the batch in one commit; then compact small files, if there are many."""
+        with self._errors(number):
+            rows = self._fitting(rows)
+            reach("batch.produced")
+            self._commit(rows, self._commit_properties(number, digest))
+        reach("batch.committed")
+        self._unseen += 1
+        if self._unseen >= _MOST_SMALL_FILES:
+            self._tidy()
+            if self.open() != number + 1:  # the log was read again, perhaps with batches of another process
+                raise SinkUnavailable(f"another process also writes the batches of {self._query}: stop one of them")
+
+    def poll(self) -> None:
+        """Do nothing: a table needs no care while a batch is written."""
+
+    def _commit_properties(self, number: int, digest: str) -> CommitProperties:
+        """Return what fences: of two commits with a transaction of one name the second fails."""
+        value = int.from_bytes(bytes.fromhex(digest), signed=True)
+        transactions = [Transaction(self._query, number), Transaction(self._query + _DIGEST, value)]
+        return CommitProperties({"userMetadata": f"{self._query} batch {number}"}, app_transactions=transactions)
+
+    def _commit(self, rows: pyarrow.Table, properties: CommitProperties) -> None:
+        if self._table:
+            write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=properties)
+            return
+        write_deltalake(
+            self._path,
+            rows,
+            mode="error",  # if the table is there now, another process made it, perhaps with this batch
+            partition_by=self._partition_by or None,
+            configuration=self._properties,
+            storage_options=self._store,
+            commit_properties=properties,
+        )
+        self.open()
+
+    def _fitting(self, rows: pyarrow.Table) -> pyarrow.Table:
+        """Return rows with the types that the table has; every column may be null."""
+        schema = pyarrow.schema([_stored(field) for field in rows.schema])
+        for field in schema:
+            if types.is_null(field.type) or _NOT_IN_NAMES.search(field.name):
+                text = "has no type: cast it" if types.is_null(field.type) else "is not a valid name: write AS and one"
+                raise PipelineInvalid(f"table {self._path}, column {field.name} {text} in the flow's SQL")
+        if missing := set(self._partition_by) - set(schema.names):
+            raise PipelineInvalid(f"sink.partition_by names {sorted(missing)[0]}, which the flow does not have")
+        if self._table:
+            there = pyarrow.schema(self._table.schema().to_arrow())
+            known = {field.name: _stored(field) for field in there}
+            for field in schema:
+                if field.name in known and field.type != known[field.name].type:
+                    raise PipelineInvalid(
+                        f"table {self._path}, column {field.name}: the flow has {field.type}, and the table "
+                        f"{known[field.name].type}: cast it in the flow's SQL, or give it another name"
+                    )
+            if (have := self._table.metadata().partition_columns) != self._partition_by:
+                text = f"table {self._path} is partitioned by {', '.join(have) or 'no column'}"
+                raise PipelineInvalid(f"{text}: write sink.partition_by: [{', '.join(have)}]")
+        return rows.cast(schema)
+
+    def _tidy(self) -> None:
+        """Compact the small files of each partition that has many, and remove files that Delta keeps no longer."""
+        assert self._table
+        self._unseen, began = 0, time.monotonic()
+        try:
+            for partition in self._crowded():
+                self._table.optimize.compact(partition or None, target_size=_COMPACTED_BYTES)
+                if time.monotonic() - began > _COMPACTION_SECONDS:
+                    self._unseen = _MOST_SMALL_FILES  # continues after the next batch
+                    break
+            if self._vacuumed is None or began - self._vacuumed > _VACUUM_SECONDS:
+                self._table.vacuum(dry_run=False, full=True)
+                self._vacuumed = began
+        except Exception as cause:  # noqa: BLE001 boundary: the rows are written, and the next look may succeed
+            text = f"table {self._path}: small files were not compacted, will retry: {_described(cause)}"
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def _crowded(self) -> list[list[tuple[str, str, Any]]]:
+        """Return the partitions with many small files, as filters, the most crowded first."""
+        assert self._table
+        files = pyarrow.table(self._table.get_add_actions(flatten=True))
+        names = self._partition_by
+        partitions = files.select([f"partition.{name}" for name in names]).to_pylist() if names else [{}] * len(files)
+        sizes = files["size_bytes"].to_pylist()
+        small = Counter(
+            tuple(each.values()) for each, size in zip(partitions, sizes, strict=True) if size < _SMALL_BYTES
+        )
+        crowded = [values for values, count in small.most_common() if count >= _MOST_SMALL_FILES]
+        return [
+            [(name, "=", "" if value is None else value) for name, value in zip(names, values, strict=True)]
+            for values in crowded
+        ]
+
+    @contextlib.contextmanager
+    def _errors(self, number: int | None = None) -> Iterator[None]:
+        """Raise errors of the library as errors of the sink, without values of rows."""
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except Exception as cause:  # noqa: BLE001 boundary: the library raises plain exceptions too
+            doing = "" if number is None else f", batch {number}"
+            text = f"table {self._path}{doing}: {_described(cause)}"
+            lasting = isinstance(cause, DeltaProtocolError | SchemaMismatchError)
+            if isinstance(cause, DeltaError | OSError) and not lasting:  # such as a commit of another writer
+                raise SinkUnavailable(text) from None
+            raise PipelineInvalid(f"{text}: correct the flow's SQL, sink.options, or the table") from None
+
+
+def _described(cause: Exception) -> str:
+    """Return the first line of an error, without values."""
+    line = next(iter(str(cause).splitlines()), "")
+    return f"{_VALUES.sub('...', line)} ({type(cause).__name__})"
+
+
+def _stored(field: pyarrow.Field) -> pyarrow.Field:
+    """Return a column as tables have it: instants in UTC, and null is allowed at each level."""
+    return pyarrow.field(field.name, _stored_type(field.type))
+
+
+def _stored_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    if types.is_timestamp(kind):
+        return pyarrow.timestamp("us", kind.tz and "UTC")
+    if types.is_list(kind):
+        return pyarrow.list_(pyarrow.field("element", _stored_type(kind.value_type)))
+    if types.is_struct(kind):
+        return pyarrow.struct([_stored(field) for field in kind])
+    if types.is_map(kind):
+        return pyarrow.map_(_stored_type(kind.key_type), _stored_type(kind.item_type))
+    return kind

@@ -1,0 +1,68 @@
+"""The sink `delta`: a Delta table. How a batch is written is in `driver/delta.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, Sink
+from headrace_pipelines.sources import ColumnName, Options, texts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+class DeltaSink(Sink):
+    """A Delta table. Each micro-batch is one commit of its log, which holds its number too: exactly once.
+
+    New columns of the flow become columns of the table."""
+
+    kind: ClassVar = "delta"
+    requires: ClassVar = ("delta", "a sink of Delta")
+
+    delta: Annotated[str, Field(min_length=1)]
+    """Folder of the table, relative to the pipeline file, or its URI, such as `s3://lake/orders`. The table is created
+    if it does not exist."""
+    partition_by: list[ColumnName] = []
+    """Columns that become folders; those of the table, if it exists."""
+    mode: Literal["append", "update"] = "update"
+    """Spark's output mode: with `update` an aggregate's row is written whenever it changed."""
+    options: Options = {}
+    """Properties of a new table, whose names begin with `delta.`, and options of the object store, by the names of the
+    `deltalake` library."""
+    accept_unknown_batch: bool = False
+    """Write a micro-batch although it is not known whether it was written before."""
+
+    @property
+    def guarantee(self) -> str:
+        """The number of a micro-batch is committed with its rows."""
+        return "exactly once"
+
+    @property
+    def in_driver(self) -> bool:
+        """The table is written by code in the driver."""
+        return True
+
+    def batches(self, flow: FlowInDriver) -> BatchWriter | None:
+        """Return what writes each micro-batch in a commit."""
+        from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
+
+        path = self.delta if "://" in self.delta else flow.path(self.delta)
+
+        def make(query: str) -> Any:
+            return self.target(path, f"{flow.group}.{query}")
+
+        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=self.accept_unknown_batch)
+
+    def target(self, path: str, query: str) -> Any:
+        """Return the table for the batches of a query."""
+        from headrace_pipelines.driver.delta import DeltaBatches
+
+        return DeltaBatches(path, texts(self.options), self.partition_by, query)
+
+    def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
+        """Return a writer to the batches."""
+        assert batches
+        return rows.writeStream.foreachBatch(batches)

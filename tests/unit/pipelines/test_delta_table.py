@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
-from headrace_pipelines.driver import delta
-from headrace_pipelines.driver.delta import DeltaBatches
+from headrace_pipelines.sinks import delta_batches
+from headrace_pipelines.sinks.delta_batches import DeltaBatches
 from headrace_pipelines.sinks.delta_sink import DeltaSink
 
 ONE, TWO = "00ff00ff00ff00ff", "f0ff00ff00ff00ff"
@@ -120,7 +120,7 @@ def test_compaction_does_not_hide_the_batches_of_another_process(
     folder: str, batches: Batches, target: DeltaBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After it the log is read again, so a batch that came meanwhile would no longer let the next commit fail."""
-    monkeypatch.setattr(delta, "_MOST_SMALL_FILES", 2)
+    monkeypatch.setattr(delta_batches, "_MOST_SMALL_FILES", 2)
     target.write(0, rows(0))
     other, tidy = batches(), DeltaBatches._tidy
 
@@ -170,7 +170,7 @@ def test_small_files_are_compacted_and_removed_later(
     folder: str, batches: Batches, monkeypatch: pytest.MonkeyPatch, *, partitioned: bool
 ) -> None:
     """Between batches, beside an OPTIMIZE of another program; files go as `deletedFileRetentionDuration` says."""
-    monkeypatch.setattr(delta, "_MOST_SMALL_FILES", 4)
+    monkeypatch.setattr(delta_batches, "_MOST_SMALL_FILES", 4)
     target = batches(
         options={"delta.deletedFileRetentionDuration": "interval 0 seconds"},
         partition_by=["part"] if partitioned else [],
@@ -184,7 +184,7 @@ def test_small_files_are_compacted_and_removed_later(
     assert target.open() == 14
     parts = 2 if partitioned else 1
     assert len(DeltaTable(folder).file_uris()) <= 5 * parts
-    monkeypatch.setattr(delta, "_VACUUM_SECONDS", -1.0)
+    monkeypatch.setattr(delta_batches, "_VACUUM_SECONDS", -1.0)
     for number in range(14, 18):
         target.write(number, rows(number, -number, part=["a", None]), ONE)
     assert len([*Path(folder).rglob("*.parquet")]) <= 8 * parts + 2
@@ -194,7 +194,7 @@ def test_a_compaction_that_fails_stops_nothing(
     folder: str, target: DeltaBatches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rows are there; the next one comes after as many batches."""
-    monkeypatch.setattr(delta, "_MOST_SMALL_FILES", 2)
+    monkeypatch.setattr(delta_batches, "_MOST_SMALL_FILES", 2)
 
     def fail(self: DeltaBatches) -> list[Any]:
         raise OSError("'secret' is away")

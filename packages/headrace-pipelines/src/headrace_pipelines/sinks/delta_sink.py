@@ -1,4 +1,4 @@
-"""The sink `delta`: a Delta table. How a batch is written is in `driver/delta.py`."""
+"""The sink `delta`: a Delta table. How a batch is written is in `delta_batches.py`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DeltaSink(Sink):
 
     def target(self, path: str, query: str) -> Any:
         """Return the table for the batches of a query."""
-        from headrace_pipelines.driver.delta import DeltaBatches
+        from headrace_pipelines.sinks.delta_batches import DeltaBatches
 
         return DeltaBatches(path, texts(self.options), self.partition_by, query)
 

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow
+import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
 from pyarrow import types
 
 from headrace.errors import HeadraceError, PipelineInvalid, SinkUnavailable
 from headrace.runtime.failpoints import reach
+from headrace_pipelines.sinks.changes import DELETED, SEQUENCE
 
 _MIB: Final = 1 << 20
 _SMALL_BYTES: Final = 16 * _MIB
@@ -35,19 +37,23 @@ _VALUES: Final = re.compile(r"'[^']*'")
 class DeltaBatches:
     """Writes the batches of one query."""
 
-    def __init__(self, path: str, options: Mapping[str, str], partition_by: Sequence[str], query: str) -> None:
+    def __init__(
+        self, path: str, options: Mapping[str, str], partition_by: Sequence[str], keys: Sequence[str], query: str
+    ) -> None:
         """Prepare.
 
         Args:
             path: Folder or URI of the table.
             options: Table properties, whose names begin with `delta.`, and options of the object store.
             partition_by: Columns that become folders.
+            keys: Columns by which a row replaces another one; without them rows are added.
             query: Name of the query in the table's log.
         """
         self._path = path
         self._properties = {name: value for name, value in options.items() if name.startswith("delta.")}
         self._store = {name: value for name, value in options.items() if name not in self._properties}
         self._partition_by = [*partition_by]
+        self._keys = keys
         self._query = query
         self._table: DeltaTable | None = None
         self.digest = ""
@@ -69,11 +75,19 @@ class DeltaBatches:
         return None if last is None else last + 1
 
     def write(self, number: int, rows: pyarrow.Table, digest: str = "") -> None:
-        """Write rows and the number of the batch in one commit; then compact small files, if there are many."""
+        """Write rows and the number of the batch in one commit; then compact small files, if there are many.
+
+        With keys, there is one row of each, and `DELETED` says which ones delete.
+        """
         with self._errors(number):
-            rows = self._fitting(rows)
+            rows, properties = self._fitting(rows), self._commit_properties(number, digest)
             reach("batch.produced")
-            self._commit(rows, self._commit_properties(number, digest))
+            if not (self._keys and self._table):
+                self._append(rows, properties)
+            else:
+                self._merge(rows, properties)
+                if self._table.transaction_version(self._query) != number:
+                    self._append(rows.slice(0, 0), properties)  # the library commits no merge that changes nothing
         reach("batch.committed")
         self._unseen += 1
         if self._unseen >= _MOST_SMALL_FILES:
@@ -90,7 +104,28 @@ class DeltaBatches:
         transactions = [Transaction(self._query, number), Transaction(self._query + _DIGEST, value)]
         return CommitProperties({"userMetadata": f"{self._query} batch {number}"}, app_transactions=transactions)
 
-    def _commit(self, rows: pyarrow.Table, properties: CommitProperties) -> None:
+    def _merge(self, rows: pyarrow.Table, properties: CommitProperties) -> None:
+        """Replace, add and delete rows by their keys; one that is older than the table's has no effect."""
+        assert self._table
+        is_newer, there = "true", {field.name for field in self._table.schema().fields}
+        if SEQUENCE in rows.column_names and SEQUENCE in there:
+            is_newer = f'(t."{SEQUENCE}" IS NULL OR s."{SEQUENCE}" >= t."{SEQUENCE}")'
+        merge = self._table.merge(
+            rows,
+            " AND ".join(f't."{key}" = s."{key}"' for key in self._keys),
+            "s",
+            "t",
+            merge_schema=True,
+            streamed_exec=False,  # so that files without these keys are not read
+            commit_properties=properties,
+        )
+        merge.when_matched_delete(f's."{DELETED}" AND {is_newer}').when_matched_update_all(
+            f'NOT s."{DELETED}" AND {is_newer}', except_cols=[DELETED]
+        ).when_not_matched_insert_all(f'NOT s."{DELETED}"', except_cols=[DELETED]).execute()
+
+    def _append(self, rows: pyarrow.Table, properties: CommitProperties) -> None:
+        if self._keys:
+            rows = rows.filter(pyarrow.compute.invert(rows[DELETED])).drop_columns([DELETED])
         if self._table:
             write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=properties)
             return

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, Sink
+from headrace_pipelines.sinks.changes import DELETED, SEQUENCE, ChangeSink, newest, with_changes
+from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver
 from headrace_pipelines.sources import ColumnName, Options, texts
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-class DeltaSink(Sink):
+class DeltaSink(ChangeSink):
     """A Delta table. Each micro-batch is one commit of its log, which holds its number too: exactly once.
 
     New columns of the flow become columns of the table."""
@@ -25,6 +26,8 @@ class DeltaSink(Sink):
     delta: Annotated[str, Field(min_length=1)]
     """Folder of the table, relative to the pipeline file, or its URI, such as `s3://lake/orders`. The table is created
     if it does not exist."""
+    keys: list[ColumnName] = []
+    """Columns of a key: a row replaces the row with the same key. Without keys every row is added."""
     partition_by: list[ColumnName] = []
     """Columns that become folders; those of the table, if it exists."""
     mode: Literal["append", "update"] = "update"
@@ -54,15 +57,24 @@ class DeltaSink(Sink):
         def make(query: str) -> Any:
             return self.target(path, f"{flow.group}.{query}")
 
-        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=self.accept_unknown_batch)
+        def read(batch: DataFrame, number: int) -> Any:
+            if not self.keys:
+                return batch.toArrow()
+            rows = newest(batch, self.keys)
+            return (rows if self.sequence_by else rows.drop(SEQUENCE)).toArrow()
+
+        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=self.accept_unknown_batch, read=read)
 
     def target(self, path: str, query: str) -> Any:
         """Return the table for the batches of a query."""
         from headrace_pipelines.sinks.delta_batches import DeltaBatches
 
-        return DeltaBatches(path, texts(self.options), self.partition_by, query)
+        return DeltaBatches(path, texts(self.options), self.partition_by, self.keys, query)
 
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
-        """Return a writer to the batches."""
+        """Return a writer to the batches; with keys, of rows that say whether they delete, and how new they are."""
         assert batches
+        if self.keys:
+            changes = with_changes(rows, self, [rows[f"`{key}`"] for key in self.keys])
+            rows = changes.select(*(f"`{name}`" for name in [*self.written(rows.columns), SEQUENCE, DELETED]))
         return rows.writeStream.foreachBatch(batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
 from headrace_pipelines.driver.postgres import PostgresBatches
+from headrace_pipelines.sinks.changes import DELETED, SEQUENCE
 from headrace_pipelines.sinks.postgres_sink import PostgresSink
 from tests.postgres_server import PostgresServer, postgres_server
 from yaml_table import table
@@ -47,7 +49,8 @@ def batches(server: PostgresServer, name: str) -> Iterator[Batches]:
     with contextlib.ExitStack() as stack:
 
         def make(*keys: str, table: str = name, **more: Any) -> PostgresBatches:
-            sink = PostgresSink.model_validate(server.sink(table, *keys, **more))
+            changes = {key: more.pop(key) for key in ("sequence_by", "apply_as_deletes") if key in more}
+            sink = PostgresSink.model_validate(server.sink(table, *keys, **more) | changes)
             made: PostgresBatches = sink.target(f"headrace.p.f.{table}")
             stack.callback(made.close)
             return made
@@ -161,3 +164,44 @@ def test_a_server_that_is_down_is_waited_for(server: PostgresServer, target: Pos
     assert target.open() == 1
     target.write(1, rows(id=["2"]))
     assert server.execute(f"SELECT id FROM {name} ORDER BY id") == [(1,), (2,)]
+
+
+def changes(*rows: tuple[int, int, str | None]) -> Any:
+    """Return changes of an id with a sequence: a new name, or None for a delete."""
+    columns = zip(*((str(id_), f"1{at:04}", name, str(name is None).lower()) for id_, at, name in rows), strict=True)
+    return pyarrow.table(dict(zip(("id", SEQUENCE, "name", DELETED), map(list, columns), strict=True)))
+
+
+def test_late_changes_lose_in_any_order_of_batches(server: PostgresServer, batches: Batches, name: str) -> None:
+    """Two flows write shuffled changes into one table: each key ends as its newest change says, deleted or not."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    history = [(chance.randrange(8), at, chance.choice([None, f"n{at}"])) for at in range(300)]
+    newest = {id_: text for id_, _, text in history}
+    chance.shuffle(history)
+    targets = [batches("id", sequence_by="at", apply_as_deletes="gone") for _ in range(2)]
+    for number, target in enumerate(targets):
+        target._query += str(number)
+        target.open()
+    numbers = [itertools.count(), itertools.count()]
+    while history:
+        which = chance.randrange(2)
+        part = [history.pop() for _ in range(min(len(history), chance.randrange(1, 30)))]
+        targets[which].write(next(numbers[which]), changes(*part))
+    kept = {id_: text for id_, text in newest.items() if text}
+    assert dict(server.execute(f"SELECT id, name FROM {name}")) == kept
+    assert len(server.execute(f"SELECT key FROM _headrace_sequences WHERE target = '{name} by at'")) == len(newest)
+
+
+def test_of_equal_sequences_the_later_row_counts(server: PostgresServer, batches: Batches, name: str) -> None:
+    """Also in a later batch, and for a delete. Without a sequence the later batch counts."""
+    target = batches("id", sequence_by="at", apply_as_deletes="gone")
+    target.open()
+    target.write(0, changes((1, 5, "a"), (1, 5, "b"), (2, 5, None), (2, 5, "c"), (3, 5, "d")))
+    target.write(1, changes((2, 5, "e"), (3, 5, None), (1, 4, None), (1, 4, "late")))
+    assert server.execute(f"SELECT id, name FROM {name} ORDER BY id") == [(1, "b"), (2, "e")]
+    plain = batches("id", apply_as_deletes="gone")
+    plain.open()
+    plain.write(2, changes((1, 0, None), (4, 0, "f"), (2, 0, None), (2, 0, "g")))
+    assert server.execute(f"SELECT id, name FROM {name} ORDER BY id") == [(2, "g"), (4, "f")]

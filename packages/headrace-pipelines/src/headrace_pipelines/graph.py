@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.config.spelling import hint
 from headrace.errors import EnvironmentProblem
 from headrace_pipelines.sinks.sink import FlowFacts
@@ -139,8 +139,12 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             "spark.speculation does not work with scope: task, as two attempts of a task fence each other: remove it",
         )
     for name, source in spec.sources.items():
-        if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
-            yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
+        needs_schema = isinstance(source, KafkaSource) and (source.change or source.value_format == "json")
+        if isinstance(source, KafkaSource) and needs_schema and not source.value_schema:
+            whose = "change: debezium needs the columns of the table" if source.change else "JSON values need it"
+            yield ("sources", name, "schema"), f"is missing: {whose}, such as `id INT, name STRING`"
+        if isinstance(source, KafkaSource) and source.change and source.value_format in STRINGS:
+            yield ("sources", name, "value_format"), "change: debezium reads json and formats of the registry: use one"
         plain = isinstance(source, KafkaSource) and source.value_format not in SCHEMA_TYPES
         if spec.trigger.realtime and not plain and not isinstance(source, TableSource):
             what = "real-time mode reads topics with json, string or binary values, and tables"

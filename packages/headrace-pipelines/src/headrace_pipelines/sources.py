@@ -21,6 +21,10 @@ CORRUPT_RECORDS, CORRUPT_FLOW = "_corrupt", "-corrupt"
 """Appended to a source's name: the view of its corrupt records, and the flow that writes them."""
 
 
+CHANGE_COLUMNS: Final = ("__op", "__deleted", "__ts_ms", "__source_ts_ms", "__position")
+"""Columns that `change: debezium` adds."""
+
+
 class EndSection(Section):
     """A source or a sink: an end of a pipeline."""
 
@@ -66,6 +70,10 @@ class KafkaSource(EndSection):
     value_schema: Annotated[Columns | None, Field(alias="schema")] = None
     """Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`. JSON needs them. Formats
     of the schema registry take them from the newest schema of `<topic>-value`; `string` and `binary` have `value`."""
+    change: Literal["debezium"] | None = None
+    """With `debezium` the values are change events of Debezium, and `schema` has the columns of the changed table. The
+    further columns `__op`, `__deleted`, `__ts_ms`, `__source_ts_ms` and `__position` describe the change. `json`, and
+    formats of the schema registry."""
     key_column: ColumnName | None = None
     """Name of a further column that holds the record's key as text."""
     timestamp_column: ColumnName | None = None

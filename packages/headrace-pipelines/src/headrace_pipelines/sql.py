@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.config.spelling import nearest
-from headrace_pipelines.sources import TableSource
+from headrace_pipelines.sources import CHANGE_COLUMNS, TableSource
 from headrace_pipelines.spec import PipelineSpec
 
 _STREAMING = re.compile(
@@ -176,6 +176,7 @@ def _declare_sources(spec: PipelineSpec, tables: dict[str, Columns]) -> Iterator
         columns, wrong = columns_of_schema(getattr(source, "value_schema", None) or "")
         yield from (SqlFinding(("sources", name, "schema"), text, True) for text in wrong)
         further = [getattr(source, key, None) for key in ("key_column", "timestamp_column")]
+        further += CHANGE_COLUMNS if getattr(source, "change", None) else []
         tables[name] = columns and {*map(str.lower, filter(None, further)), *columns}
 
 

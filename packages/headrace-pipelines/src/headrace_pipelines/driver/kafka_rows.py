@@ -1,6 +1,7 @@
 """Rows as Kafka records: key, value, headers and topic, and the history of dead letters."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -8,6 +9,8 @@ from pyspark.sql import functions as f
 from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
 from headrace.formats.schema_codec import encodes_python
+from headrace_pipelines.driver.newest_records import sequence_header
+from headrace_pipelines.sinks.changes import is_delete, sequence_of
 from headrace_pipelines.sinks.topic_sink import KafkaSink
 from headrace_pipelines.spec import FlowSpec
 
@@ -42,7 +45,7 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     assert isinstance(sink, KafkaSink)
     if flow.handler:
         return rows
-    names = [name for name in rows.columns if name not in (BROKEN, DEAD_LETTER)]
+    names = sink.written([name for name in rows.columns if name not in (BROKEN, DEAD_LETTER)])
     columns = [f.col(f"`{name}`") for name in names]
     if sink.value_format == "record":
         here = set(rows.columns)
@@ -52,12 +55,14 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
         key = (f.expr(sink.key) if sink.key else f.lit(None)).cast("string").cast("binary")
         value, headers = to_json(names), f.lit(None).cast(HEADERS)
     if sink.value_format in STRINGS:
-        value = _only_column(rows, columns, sink.value_format)
+        value = _only_column(rows.select(*columns), columns, sink.value_format)
     records = {"topic": f.lit(sink.topic), "key": key, "value": value.cast("binary"), "headers": headers}
     if sink.value_format in SCHEMA_TYPES:
         # The text leaves nulls out, because an optional property may not be null in JSON Schema.
         row = f.struct(*columns) if encodes_python(sink.value_format) else f.to_json(f.struct(*columns), _TIMES)
         records["row"] = f.when(f.col(BROKEN).isNull(), row) if flow.quarantines else row
+    if sink.change_settings:
+        records |= _changes(rows, sink, records)
     if DEAD_LETTER in rows.columns:
         dead_letter = f.col(DEAD_LETTER)
         others = {"topic": f.lit(flow.dead_letters)} | {name: dead_letter[name] for name in ("key", "value", "headers")}
@@ -68,12 +73,29 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
         broken = f.col(BROKEN).isNotNull()
         reason = f.concat(f.lit("the row breaks rule "), BROKEN)
         records["topic"] = f.when(broken, f.lit(flow.dead_letters)).otherwise(records["topic"])
-        records["headers"] = f.when(broken, history_headers(group, "RuleBroken", reason)).otherwise(headers)
+        records["headers"] = f.when(broken, history_headers(group, "RuleBroken", reason)).otherwise(records["headers"])
     return rows.select(*(column.alias(name) for name, column in records.items()))
 
 
+def _changes(rows: DataFrame, sink: KafkaSink, records: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the parts of records that changes need: no value for a delete, and a header with the sequence."""
+    others = functools.reduce(
+        lambda left, right: left | right,
+        (f.col(name).isNotNull() for name in (BROKEN, DEAD_LETTER) if name in rows.columns),
+        f.lit(False),
+    )
+    deletes = ~others & is_delete(sink)
+    sequence = sequence_of(rows, sink, [records["key"]])
+    found = {name: f.when(~deletes, records[name]) for name in ("value", "row") if name in records}
+    if sink.sequence_by:
+        found["headers"] = f.when(~others, f.array(sequence_header(sequence)).cast(HEADERS))
+    else:  # without a sequence to read, its check reads the key
+        found["key"] = f.when(others | sequence.isNotNull(), records["key"])
+    return found
+
+
 def _only_column(rows: DataFrame, columns: list[Column], value_format: str) -> Column:
-    kinds = [field.dataType.simpleString() for field in rows.schema if field.name not in (BROKEN, DEAD_LETTER)]
+    kinds = [field.dataType.simpleString() for field in rows.schema]
     if kinds == [value_format]:
         return columns[0]
     text = f"sink.value_format {value_format} takes one column of type {value_format}, and the flow has"

@@ -17,10 +17,18 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
+from headrace_pipelines.sinks.changes import DELETED, SEQUENCE
 
 LEDGER: Final = "_headrace_batches"
 """Table with the number of the next batch of each query."""
+SEQUENCES: Final = "_headrace_sequences"
+"""Table with the sequence of the last change of each key, also of a deleted one, by target."""
+_SEQUENCES_COLUMNS: Final = (
+    f'{SEQUENCES} (target text, key text, sequence text COLLATE "C" NOT NULL, deleted boolean NOT NULL, '
+    "changed timestamptz NOT NULL, PRIMARY KEY (target, key))"
+)
 _LEDGER_COLUMNS: Final = f"{LEDGER} (query text PRIMARY KEY, next_batch bigint NOT NULL, digest text)"
+_CHANGES: Final = f'ADD {SEQUENCE} text COLLATE "C", ADD {DELETED} boolean'
 _LIMIT_SECONDS: Final = 30
 _OF_VALUES: Final = ("22", "23")
 """Classes of errors that are about values: data and constraints. Their texts quote values of rows."""
@@ -49,7 +57,9 @@ def as_texts(rows: DataFrame) -> DataFrame:
 class PostgresBatches:
     """Writes the batches of one query."""
 
-    def __init__(self, login: Mapping[str, Any], table: str, keys: Sequence[str], query: str) -> None:
+    def __init__(
+        self, login: Mapping[str, Any], table: str, keys: Sequence[str], query: str, *, sequence_by: str = ""
+    ) -> None:
         """Prepare.
 
         Args:
@@ -57,7 +67,9 @@ class PostgresBatches:
             table: Table that gets the rows.
             keys: Columns of a unique key; without them rows are added.
             query: Name of the query in the table of numbers.
+            sequence_by: What the sequence of a row is; empty if rows have none that is kept.
         """
+        self._target = f"{table} by {sequence_by}" if sequence_by else ""
         self._login = {"connect_timeout": _LIMIT_SECONDS, **login}
         self._table = table
         self._keys = keys
@@ -72,10 +84,9 @@ class PostgresBatches:
         with self._errors():
             self._connection = psycopg.connect(autocommit=True, **self._login)
             self._connection.execute(f"SET timezone TO 'UTC'; SET lock_timeout TO '{_LIMIT_SECONDS}s'")
-            if self._connection.execute("SELECT to_regclass(%s)", [LEDGER]).fetchone() == (None,):
-                again = psycopg.errors  # another flow may create it at the same time
-                with contextlib.suppress(again.DuplicateTable, again.DuplicateObject, again.UniqueViolation):
-                    self._connection.execute(f"CREATE TABLE {_LEDGER_COLUMNS}")
+            self._create(LEDGER, _LEDGER_COLUMNS)
+            if self._target:
+                self._create(SEQUENCES, _SEQUENCES_COLUMNS)
             ledger = f"SELECT next_batch, digest FROM {LEDGER} WHERE query = %s FOR UPDATE"
             found = self._connection.execute(ledger, [self._query]).fetchone()
         self._next = found[0] if found else None
@@ -99,6 +110,12 @@ class PostgresBatches:
         if self._connection:
             self._connection.close()
 
+    def _create(self, name: str, columns: str) -> None:
+        if self._connection.execute("SELECT to_regclass(%s)", [name]).fetchone() == (None,):
+            again = psycopg.errors  # another flow may create it at the same time
+            with contextlib.suppress(again.DuplicateTable, again.DuplicateObject, again.UniqueViolation):
+                self._connection.execute(f"CREATE TABLE {columns}")
+
     def _set_next(self, number: int, digest: str) -> None:
         """Set the number. It comes first, because its lock keeps out another process with this query."""
         if self._next is None:
@@ -112,10 +129,10 @@ class PostgresBatches:
             raise SinkUnavailable(f"another process also writes the batches of {self._query}: stop one of them")
 
     def _copy(self, rows: pyarrow.Table) -> None:
-        columns = _names(rows.column_names)
+        columns, of_table = _names(rows.column_names), _names(_of_table(rows.column_names))
         new = sql.SQL("CREATE TEMP TABLE headrace_rows ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
-        self._connection.execute(new.format(columns, _identifier(self._table)))
-        self._connection.execute("ALTER TABLE headrace_rows ADD headrace_row bigserial")
+        self._connection.execute(new.format(of_table, _identifier(self._table)))
+        self._connection.execute(f"ALTER TABLE headrace_rows ADD headrace_row bigserial, {_CHANGES}")
         text = io.BytesIO()
         csv.write_csv(rows, text, csv.WriteOptions(include_header=False))
         copy = sql.SQL("COPY headrace_rows ({}) FROM STDIN (FORMAT csv)").format(columns)
@@ -124,16 +141,44 @@ class PostgresBatches:
 
     def _merge(self, columns: Sequence[str]) -> None:
         """Write the rows to the table; of several with one key the last counts."""
+        source = "headrace_rows"
+        if DELETED in columns:
+            source, columns = "headrace_newest", _of_table(columns)
+            self._keep_newest()
         keys, all_columns = self._keys, _names(columns)
         one = sql.SQL("DISTINCT ON ({})").format(_names(keys)) if keys else sql.SQL("")
         order = sql.SQL(", ").join([*map(sql.Identifier, keys), sql.SQL("headrace_row DESC")])
-        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} {} FROM headrace_rows ORDER BY {}")
-        statement = insert.format(_identifier(self._table), all_columns, one, all_columns, order)
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} {} FROM {} ORDER BY {}")
+        statement = insert.format(_identifier(self._table), all_columns, one, all_columns, sql.SQL(source), order)
         others = [sql.Identifier(name) for name in columns if name not in keys]
         change = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
         action = sql.SQL("UPDATE SET {}").format(change) if others else sql.SQL("NOTHING")
         conflict = sql.SQL(" ON CONFLICT ({}) DO {}").format(_names(keys), action) if keys else sql.SQL("")
         self._connection.execute(statement + conflict)
+
+    def _keep_newest(self) -> None:
+        """Make a table of the newest row of each key that the target may get, and delete the rows that are deleted.
+
+        The lock keeps out other flows with this target, so no change comes between the comparison and the write.
+        """
+        keys, execute = _names(self._keys), self._connection.execute
+        newest = "CREATE TEMP TABLE headrace_newest ON COMMIT DROP AS SELECT DISTINCT ON ({0}) * FROM headrace_rows "
+        newest += f"ORDER BY {{0}}, {SEQUENCE} DESC, headrace_row DESC"
+        execute(sql.SQL(newest).format(keys))
+        if self._target:
+            key = sql.SQL("jsonb_build_array({})::text").format(keys)
+            execute("SELECT pg_advisory_xact_lock(hashtext(%s), hashtext(%s))", [SEQUENCES, self._target])
+            late = f"DELETE FROM headrace_newest USING {SEQUENCES} old WHERE target = %s AND old.key = {{}} "
+            execute(sql.SQL(f"{late} AND old.sequence > {SEQUENCE}").format(key), [self._target])
+            kept = f"INSERT INTO {SEQUENCES} SELECT %s, {{}}, {SEQUENCE}, {DELETED}, now() FROM headrace_newest "
+            kept += "ON CONFLICT (target, key) DO UPDATE SET (sequence, deleted, changed) = "
+            execute(
+                sql.SQL(f"{kept}(EXCLUDED.sequence, EXCLUDED.deleted, EXCLUDED.changed)").format(key), [self._target]
+            )
+        same = sql.SQL(" AND ").join(sql.SQL("old.{0} = new.{0}").format(sql.Identifier(name)) for name in self._keys)
+        delete = sql.SQL(f"DELETE FROM {{}} old USING headrace_newest new WHERE new.{DELETED} AND {{}}")
+        execute(delete.format(_identifier(self._table), same))
+        execute(f"DELETE FROM headrace_newest WHERE {DELETED}")
 
     @contextlib.contextmanager
     def _errors(self, number: int | None = None) -> Iterator[None]:
@@ -164,6 +209,11 @@ class PostgresBatches:
             else:
                 raise SinkUnavailable(text) from None
             raise (SinkUnavailable if state == _NO_RIGHT else PipelineInvalid)(text) from None
+
+
+def _of_table(columns: Sequence[str]) -> list[str]:
+    """Return the columns that the table has."""
+    return [name for name in columns if name not in (SEQUENCE, DELETED)]
 
 
 def _names(columns: Sequence[str]) -> sql.Composed:

@@ -117,11 +117,21 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
         raise PipelineInvalid(f"schema {source.value_schema} has no columns: write `name TYPE, name TYPE`")
     parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     marked, is_flat = _with_end(text)
+    if source.change:
+        from headrace_pipelines.driver.debezium import changed_row, envelope  # here, because most pipelines need none
+
+        columns_of_row, schema = StructType([*schema.fields]), envelope(schema)
     row = f.from_json(marked, schema.add(_END, BooleanType()).add(CORRUPT, StringType()), parser)
     parsed = records.withColumn("row", row)
     # An empty value gives no row and no corrupt text either.
     good = f.col(f"row.{CORRUPT}").isNull() & (f.col(f"row.{_END}").isNotNull() | is_flat)
-    return parsed.withColumn("good", f.coalesce(good, f.lit(False))).drop("text")
+    parsed = parsed.withColumn("good", f.coalesce(good, f.lit(False))).drop("text")
+    if source.change:
+        row, problem = changed_row(f.col("row"), columns_of_row)
+        why = f.coalesce("problem", f.when(f.col("good"), problem))
+        good = f.col("good") & f.col("problem").isNull()
+        parsed = parsed.withColumns({"row": row, "problem": why}).withColumn("good", good)
+    return parsed
 
 
 def _with_end(text: Column) -> tuple[Column, Column]:
@@ -175,7 +185,7 @@ def _mismatch(parsed: DataFrame, source: KafkaSource, name: str, *, excerpts: bo
     head = f.lit(f"the value does not match the schema of {name}")
     if source.value_format == "string":
         return f.lit("the value is not UTF-8 text")
-    if source.value_format != "json":
+    if source.change or source.value_format != "json":
         return head
     text, fields = f.col("value").cast("string"), parsed.schema["row"].dataType.fields  # type: ignore[attr-defined]
     found: list[Column] = []

@@ -57,6 +57,10 @@ class ChangeSink(Sink):
     def problems(self, flow: FlowFacts) -> Iterator[str]:
         """Yield why it cannot take the rows of such a flow, with the remedy."""
         yield from super().problems(flow)
+        yield from self.change_problems(flow)
+
+    def change_problems(self, flow: FlowFacts) -> Iterator[str]:
+        """Yield why it cannot apply changes of such a flow, with the remedy."""
         settings = self.change_settings
         if settings and flow.by_handler:
             yield f"a handler makes records itself, so {settings[0]} has no columns: remove it"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, SecretStr
 
 from headrace.config.section import Port, Section
-from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, OutputMode, Sink
+from headrace_pipelines.sinks.changes import DELETED, SEQUENCE, ChangeSink, with_changes
+from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, OutputMode
 from headrace_pipelines.sources import ColumnName
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ class PostgresConnection(Section):
     database: Annotated[str, Field(min_length=1)]
     """Name of the database."""
     user: Annotated[str, Field(min_length=1)]
-    """User, who needs SELECT, INSERT and UPDATE on the table, and may create tables or has `_headrace_batches`."""
+    """User, who needs SELECT, INSERT and UPDATE on the table, with `apply_as_deletes` DELETE too, and may create tables
+    or has `_headrace_batches`, and `_headrace_sequences` for `sequence_by`."""
     password: SecretStr = SecretStr("")
     """Password of the user. From a file it is read again when the driver starts."""
     options: dict[str, str] = {}
     """Further parameters of libpq, such as `sslmode: verify-full` and `sslrootcert`."""
 
 
-class PostgresSink(Sink):
+class PostgresSink(ChangeSink):
     """A table of PostgreSQL. Each micro-batch is one transaction, and its number is committed with it: exactly once.
 
     Nested columns are written as JSON, and timestamps in UTC."""
@@ -80,7 +82,11 @@ class PostgresSink(Sink):
         to = self.postgres
         login = {"host": to.host, "port": to.port, "dbname": to.database, "user": to.user}
         return PostgresBatches(
-            {**login, "password": to.password.get_secret_value(), **to.options}, self.table, self.keys, query
+            {**login, "password": to.password.get_secret_value(), **to.options},
+            self.table,
+            self.keys,
+            query,
+            sequence_by=self.sequence_by or "",
         )
 
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
@@ -88,4 +94,8 @@ class PostgresSink(Sink):
         from headrace_pipelines.driver.postgres import as_texts
 
         assert batches
+        if self.change_settings:
+            keys = [rows[key] for key in self.keys]
+            columns = [f"`{name}`" for name in (*self.written(rows.columns), SEQUENCE, DELETED)]
+            rows = with_changes(rows, self, keys).select(*columns)
         return as_texts(rows).writeStream.foreachBatch(batches)

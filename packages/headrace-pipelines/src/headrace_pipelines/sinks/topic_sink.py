@@ -10,7 +10,8 @@ from pydantic import AfterValidator, Field, model_validator
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.section import FormatName, PositiveSeconds, TopicName
 from headrace.config.topic_names import external_topic
-from headrace_pipelines.sinks.sink import NO_HANDLERS, BatchWriter, FlowFacts, FlowInDriver, OutputMode, Sink
+from headrace_pipelines.sinks.changes import ChangeSink
+from headrace_pipelines.sinks.sink import NO_HANDLERS, BatchWriter, FlowFacts, FlowInDriver, OutputMode
 from headrace_pipelines.sources import Options, texts
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ _PRODUCER: Final = {
 }
 
 
-class KafkaSink(Sink):
-    """The topic a flow writes to: each row is one record, its value all columns in `value_format`."""
+class KafkaSink(ChangeSink):
+    """The topic a flow writes to: each row is one record, its value all columns in `value_format`.
+
+    With `apply_as_deletes` a delete is a record without a value, which a compacted topic takes for one."""
 
     kind: ClassVar = "topic"
+    keyed_by: ClassVar = "key"
     internal: ClassVar = frozenset(("transaction_timeout_seconds",))
 
     topic: Annotated[TopicName, AfterValidator(external_topic)]
@@ -93,8 +97,8 @@ class KafkaSink(Sink):
 
     @property
     def in_driver(self) -> bool:
-        """Transactions are those of a client in the driver or in its workers."""
-        return self.delivery == "exactly_once"
+        """Transactions are those of a client in the driver or its workers; the newest row is that of a micro-batch."""
+        return self.delivery == "exactly_once" or bool(self.sequence_by)
 
     @property
     def transaction_scope(self) -> Literal["", "batch", "task"]:
@@ -108,8 +112,8 @@ class KafkaSink(Sink):
 
     @property
     def expressions(self) -> dict[str, str]:
-        """The expression of the records' key."""
-        return {"key": self.key} if self.key else {}
+        """The expression of the records' key, and those of changes."""
+        return {**({"key": self.key} if self.key else {}), **super().expressions}
 
     def problems(self, flow: FlowFacts) -> Iterator[str]:
         """Yield why it cannot take the rows of such a flow, with the remedy."""
@@ -117,6 +121,9 @@ class KafkaSink(Sink):
             yield "a handler makes keys and values itself: the sink needs a topic, without key and value_format"
         if (self.schema_id or self.schema_file) and self.value_format not in SCHEMA_TYPES:
             yield f"schema_id and schema_file are for value_format {', '.join(SCHEMA_TYPES)}: correct it"
+        yield from self.change_problems(flow)
+        if self.change_settings and self.value_format == "record":
+            yield f"value_format: record has its own keys and values: remove it, or {self.change_settings[0]}"
         if flow.realtime and self.mode != "update":
             yield "real-time mode supports mode: update only"
         elif flow.realtime and self.delivery == "exactly_once":
@@ -129,9 +136,11 @@ class KafkaSink(Sink):
         return f"topic in {tasks} transactions" if self.transaction_scope == "task" else "topic"
 
     def batches(self, flow: FlowInDriver) -> BatchWriter | None:
-        """Return what writes each micro-batch in a transaction, or in one for each task."""
+        """Return what writes each micro-batch in a transaction, or in one for each task, or its newest rows."""
+        from headrace_pipelines.driver.newest_records import NewestWriter, newest_records
+
         if self.delivery != "exactly_once":
-            return None
+            return NewestWriter(self._producer_options(flow)) if self.sequence_by else None
         from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink, query_of
         from headrace_pipelines.sinks.batch_transactions import BatchTransactions
 
@@ -141,13 +150,16 @@ class KafkaSink(Sink):
             assert flow.kafka
             return BatchTransactions(flow.kafka, f"{flow.group}.{query}", limit)
 
+        def in_driver(batch: DataFrame, number: int) -> Any:
+            return (newest_records(batch) if self.sequence_by else batch).toArrow()
+
         if self.scope == "batch":
-            return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts)
+            return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, read=in_driver)
         from headrace_pipelines.driver.task_sink import TaskWriter
 
         def in_tasks(batch: DataFrame, number: int) -> Any:
             write = TaskWriter(f"{flow.group}.{query_of(batch)}", number, limit, flow.secrets, accepts)
-            return write.all_of(batch, flow.tasks)
+            return write.all_of(newest_records(batch) if self.sequence_by else batch, flow.tasks)
 
         return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, read=in_tasks)
 
@@ -155,5 +167,8 @@ class KafkaSink(Sink):
         """Return a writer to the batches, or that of Spark's connector."""
         if batches:
             return rows.writeStream.foreachBatch(batches)
+        return rows.writeStream.format("kafka").options(**self._producer_options(flow))
+
+    def _producer_options(self, flow: FlowInDriver) -> dict[str, str]:
         options = {**flow.connector, **_PRODUCER, **({"kafka.linger.ms": "0"} if flow.realtime else {})}
-        return rows.writeStream.format("kafka").options(**{**options, **texts(self.options)})
+        return {**options, **texts(self.options)}

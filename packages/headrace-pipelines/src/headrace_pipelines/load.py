@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from headrace.config.explain import refuse_constants, validated
 from headrace.config.kafka_security import located
 from headrace.config.references import FileReferences, ReferredSecret, holds_plain_text, is_secret_name
@@ -151,10 +153,13 @@ def _replace_references(value: Any, at: KeyPath, references: FileReferences, *, 
 def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
     """Let passwords of sinks be read again when a driver starts."""
     for name, flow in spec.flows.items():
-        for section, key in flow.sink.passwords:
-            if password := references.texts.get(("flows", name, "sink", section, key), ""):
-                values = getattr(flow.sink, section).__dict__
-                values[key] = ReferredSecret(values[key], password, references.folder)
+        for section in flow.sink.references:
+            at = ("flows", name, "sink", section)
+            values = getattr(flow.sink, section)
+            values = values if isinstance(values, dict) else values.__dict__
+            for key, value in values.items():
+                if isinstance(value, SecretStr) and (text := references.texts.get((*at, key))):
+                    values[key] = ReferredSecret(value, text, references.folder)
 
 
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:

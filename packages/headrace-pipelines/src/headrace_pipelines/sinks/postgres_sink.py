@@ -42,7 +42,6 @@ class PostgresSink(ChangeSink):
     kind: ClassVar = "postgres"
     named_by: ClassVar = "table"
     references: ClassVar = ("postgres",)
-    passwords: ClassVar = (("postgres", "password"),)
     requires: ClassVar = ("postgres", "a sink of PostgreSQL")
 
     postgres: PostgresConnection

@@ -69,9 +69,8 @@ class Sink(EndSection):
     """The target of a flow's rows. What is not overridden holds for a sink of rows that writes at least once."""
 
     references: ClassVar[tuple[str, ...]] = ()
-    """Keys in whose sections references such as `${file:password}` are replaced."""
-    passwords: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Secrets by section and key that are read again from their file when a driver starts."""
+    """Keys in whose sections references such as `${file:password}` are replaced. Secrets in them are read again from
+    their file when a driver starts."""
     requires: ClassVar[tuple[str, str] | None] = None
     """The extra that it needs, and how the error for a missing one calls the sink."""
 

@@ -9,6 +9,8 @@ from headrace.config.section import Count, FormatName, Section, TopicName, any_o
 ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Columns = Annotated[str, Field(min_length=1)]
 """Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`."""
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""`module:function`, in the folder of the pipeline file or installed."""
 Options = dict[str, str | int | float | bool]
 
 

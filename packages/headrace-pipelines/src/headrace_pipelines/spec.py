@@ -25,13 +25,20 @@ from headrace.config.topic_names import external_topic
 from headrace.errors import PipelineInvalid
 from headrace_pipelines.sinks.sink_kinds import AnySink
 from headrace_pipelines.sinks.topic_sink import KafkaSink
-from headrace_pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, AnySource, ColumnName, KafkaSource, Options
+from headrace_pipelines.sources import (
+    CORRUPT_FLOW,
+    CORRUPT_RECORDS,
+    AnySource,
+    ColumnName,
+    FunctionName,
+    KafkaSource,
+    Options,
+)
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""
 TableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """Name of a source or view, as SQL writes it without quotes."""
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Sql = Annotated[str, Field(min_length=1)]
 _INTERVAL_SECONDS = 0.5
 

@@ -33,7 +33,10 @@ _MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, o
 _LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")
 _DETAILS = re.compile(r'details = "(.*)"')
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
-_PYTHON = re.compile(r"api\.python\.PythonException|thrown from the Python worker|Python worker exited unexpectedly")
+_PYTHON = re.compile(
+    r"FOREACH_BATCH_USER_FUNCTION_ERROR|api\.python\.PythonException|thrown from the Python worker|"
+    r"Python worker exited unexpectedly"
+)
 _TRACEBACK = re.compile(r"Traceback .*\n(?:[ \t].*\n)*?((?:[ \t].*\n){1,3})([\w.]+)")
 _LASTING = (
     (

@@ -4,7 +4,7 @@ The key of a record decides on its task, so a repeated micro-batch has the same 
 stores a number for each task, with a digest of the keys: a task whose keys differ is rejected.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -49,20 +49,46 @@ class TaskWriter(NamedTuple):
         records = [*batches]
         context = TaskContext.get()
         assert context
-        keys = (key for each in records for key in pc.coalesce(each["key"], each["value"], b"").to_pylist())
-        digest = f"{sum(map(len, records))} {sum(map(crc32, keys))}"
         kafka = KafkaConfig.model_validate_json(secret(self.secrets, KAFKA))
         target = BatchTransactions(kafka, f"{self.query}.{context.partitionId()}", self.timeout_seconds)
-        known = target.open()  # it may be far behind: a task has no records in some batches
-        changed = target.digest not in ("", digest)
-        decision = decide(self.number, known, changed=changed, may_lag=True, accepts=self.accepts)
-        if decision == "ahead":
-            raise PipelineInvalid(
-                f"batch {self.number} had other keys before, so rows would be repeated or missing: give the sink "
-                "a key that is the same whenever a row is computed. To write it, perhaps a second time, set "
-                "sink.accept_unknown_batch: true for the next start"
-            )
-        if records and decision == "write":
-            target.write(self.number, pa.Table.from_batches(records), digest)
-        target.close()
+        write_task(target, self.number, records, accepts=self.accepts, setting="sink.accept_unknown_batch: true")
         return iter(())
+
+
+def write_task(
+    target: BatchTransactions,
+    number: int,
+    records: Sequence[pa.RecordBatch],
+    *,
+    accepts: bool,
+    setting: str,
+    complete: bool = False,
+) -> None:
+    """Write the records of a task in one transaction, unless Kafka has them.
+
+    Args:
+        target: The producer and the group of this task.
+        number: Number of the micro-batch.
+        records: Its records: columns `topic`, `key`, `value` and `headers`, and perhaps `partition`.
+        accepts: Whether the task is written even if Kafka has it with other keys.
+        setting: What turns on `accepts`.
+        complete: Whether every task of the micro-batch was written before.
+
+    Raises:
+        PipelineInvalid: Kafka has the task with other keys.
+    """
+    keys = (key for each in records for key in pc.coalesce(each["key"], each["value"], b"").to_pylist())
+    digest = f"{sum(map(len, records))} {sum(map(crc32, keys))}"
+    known = target.open()  # it may be far behind: a task has no records in some batches
+    changed = target.digest not in ("", digest)
+    decision = decide(number, known, changed=changed, may_lag=not (complete and records), accepts=accepts)
+    if decision in ("ahead", "unknown"):
+        target.close()
+        raise PipelineInvalid(
+            f"batch {number} had other keys before, so rows would be repeated or missing: give the sink "
+            "a key that is the same whenever a row is computed. To write it, perhaps a second time, set "
+            f"{setting} for the next start"
+        )
+    if records and decision == "write":
+        target.write(number, pa.Table.from_batches(records), digest)
+    target.close()

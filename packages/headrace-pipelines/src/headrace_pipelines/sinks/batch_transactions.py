@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import confluent_kafka
+from confluent_kafka import admin as kafka_admin
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
@@ -40,16 +41,20 @@ _SETTINGS: Final = ProducerConfig(properties={"linger.ms": 20, "batch.size": 262
 class BatchTransactions:
     """Writes batches with one transactional producer; all calls but `poll` come from one thread at a time."""
 
-    def __init__(self, kafka: KafkaConfig, name: str, timeout_seconds: float) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, name: str, timeout_seconds: float, properties: Mapping[str, Any] | None = None
+    ) -> None:
         """Prepare.
 
         Args:
             kafka: How to reach Kafka.
             name: The producer's name and the group's; a process with the same name fences this one.
             timeout_seconds: Kafka aborts a transaction that is still open after it.
+            properties: Further properties of the producer.
         """
         self._kafka = kafka
         self._name = name
+        self._properties = properties or {}
         self._timeout_seconds = timeout_seconds
         self._client: TransactionalClient | None = None
         self._group: Any = None
@@ -69,7 +74,8 @@ class BatchTransactions:
             HeadraceError: Kafka refuses or cannot be reached, or the topic of numbers is missing.
         """
         self.close()
-        settings = _SETTINGS.with_properties({"delivery.timeout.ms": round(self._timeout_seconds * 1000)})
+        limit = {"delivery.timeout.ms": round(self._timeout_seconds * 1000)}
+        settings = _SETTINGS.with_properties({**limit, **self._properties})
         properties = transactional_properties(self._kafka, settings, self._name, self._timeout_seconds)
         try:
             client = TransactionalClient(self._kafka, properties, _LIMIT_SECONDS)
@@ -84,7 +90,7 @@ class BatchTransactions:
 
         Args:
             number: Number of the batch.
-            rows: Arrow table with the columns `topic`, `key`, `value` and `headers`.
+            rows: Arrow table with the columns `topic`, `key`, `value` and `headers`, and perhaps `partition`.
             digest: Text that is kept with the number.
 
         Raises:
@@ -114,7 +120,7 @@ class BatchTransactions:
             failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
                 text = f"This took {seconds:.0f} s, and a transaction has {self._timeout_seconds:g} s at most"
-                hint = "lower trigger.max_records"
+                hint = "lower trigger.max_records, or maxOffsetsPerTrigger of Spark's source"
                 failed = errors.TransactionAborted(f"{failed.description} {text}: {hint}")
             with contextlib.suppress(*BROKEN):
                 client.producer.purge()
@@ -168,8 +174,51 @@ class BatchTransactions:
             return errors.ConfigError(f"{found.description} {advice}")
         return found
 
-    def _look_up(self) -> int | None:
-        # Not by the administrative client: it crashes the process when the coordinator moves (librdkafka 2.16).
+    def look_up(self) -> int | None:
+        """Return the number of the next batch as `open` does, of a name for which only `record` stores numbers.
+
+        Raises:
+            HeadraceError: Kafka refuses or cannot be reached, or the topic of numbers is missing.
+        """
+        try:
+            return self._look_up()
+        except confluent_kafka.KafkaException as cause:
+            raise self._error(cause, f"read the number of {self._name}") from cause
+
+    def record(self, number: int, digest: str) -> None:
+        """Store that a batch is written, outside a transaction: each of its parts has a number of its own.
+
+        Raises:
+            HeadraceError: Kafka refuses or cannot be reached.
+        """
+        offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1, digest)
+        try:
+            with self._member() as consumer:
+                for stored in consumer.commit(offsets=[offset], asynchronous=False):
+                    if stored.error:
+                        raise confluent_kafka.KafkaException(stored.error)
+        except confluent_kafka.KafkaException as cause:
+            raise self._error(cause, f"store the number of {self._name}") from cause
+
+    def create_topic(self) -> None:
+        """Create the topic of numbers, compacted and with one partition, unless it exists.
+
+        Raises:
+            HeadraceError: Kafka refuses or cannot be reached.
+        """
+        topic = kafka_admin.NewTopic(BATCHES_TOPIC, 1, config={"cleanup.policy": "compact"})
+        client = kafka_admin.AdminClient(client_properties(self._kafka, f"headrace-{self._name}"))
+        try:
+            client.create_topics([topic], operation_timeout=_LIMIT_SECONDS)[BATCHES_TOPIC].result(_LIMIT_SECONDS)
+        except confluent_kafka.KafkaException as cause:
+            if cause.args[0].code() != confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise to_error(
+                    cause, f"create {BATCHES_TOPIC}", self._kafka, Right("Create", "topic", BATCHES_TOPIC)
+                ) from cause
+
+    @contextlib.contextmanager
+    def _member(self) -> Iterator[Any]:
+        """Give a consumer of the group, which joins nothing. `committed` and `commit` are its only calls."""
         properties = client_properties(self._kafka, f"headrace-{self._name}", consumer=True)
         own = {"group.id": self._name, "isolation.level": "read_committed", "enable.auto.commit": False}
         consumer = confluent_kafka.Consumer({**properties, **own})
@@ -180,8 +229,15 @@ class BatchTransactions:
                 raise errors.TopicNotFound(f"topic {BATCHES_TOPIC} does not exist, {text}", topic=BATCHES_TOPIC)
             if topic.error:
                 raise confluent_kafka.KafkaException(topic.error)
-            partition = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0)
+            yield consumer
+        finally:
+            consumer.close()
+
+    def _look_up(self) -> int | None:
+        # Not by the administrative client: it crashes the process when the coordinator moves (librdkafka 2.16).
+        with self._member() as consumer:
             try:
+                partition = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0)
                 found = consumer.committed([partition], _RESPONSE_SECONDS)[0]
             except confluent_kafka.KafkaException:
                 refused = consumer.poll(0)  # without a right on the group the call itself only times out
@@ -191,8 +247,6 @@ class BatchTransactions:
             if found.error:
                 raise confluent_kafka.KafkaException(found.error)
             self._group = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
         self.digest = found.metadata or ""
         return found.offset if found.offset >= 0 else None
 
@@ -200,7 +254,9 @@ class BatchTransactions:
 def _records(rows: Any) -> Iterator[list[OutgoingRecord]]:
     for batch in rows.to_batches():
         columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value", "headers"))
+        has_partitions = "partition" in batch.schema.names
+        partitions = batch.column("partition").to_pylist() if has_partitions else [None] * len(batch)
         yield [
-            OutgoingRecord(topic, key, value, headers and [(each["key"], each["value"]) for each in headers])
-            for topic, key, value, headers in zip(*columns, strict=True)
+            OutgoingRecord(topic, key, value, headers and [(each["key"], each["value"]) for each in headers], partition)
+            for topic, key, value, headers, partition in zip(*columns, partitions, strict=True)
         ]

@@ -125,13 +125,19 @@ def test_secrets_are_in_the_document_for_standard_input_only(security: dict[str,
     assert "s3cret" not in repr(plan) + str(plan) + plan.model_dump_json()
 
 
-def test_a_password_of_a_file_is_read_again_for_each_driver(tmp_path: Path) -> None:
-    """References work under `postgres`; the pipeline itself never shows the password."""
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"postgres": {"database": "d", "user": "u", "password": "${file:password}"}, "table": "t", "keys": ["x"]},
+        {"iceberg": "a.b", "catalog": {"type": "sql", "uri": "postgresql://u:${file:password}@h/d", "echo": False}},
+    ],
+)
+def test_a_password_of_a_file_is_read_again_for_each_driver(tmp_path: Path, sink: dict[str, Any]) -> None:
+    """References work in sections of a sink; the pipeline itself never shows the password."""
     secret = tmp_path / "password"
     secret.touch(0o600)
     secret.write_text("one-s3cret")
-    postgres = {"database": "d", "user": "u", "password": "${file:password}"}
-    flow = {"sql": "SELECT * FROM a", "sink": {"postgres": postgres, "table": "t", "keys": ["x"]}}
+    flow = {"sql": "SELECT * FROM a", "sink": sink}
     (tmp_path / "p.yaml").write_text(yaml.safe_dump({**document(), "flows": {"f": flow}}))
     plan = plan_of(load_pipeline(tmp_path / "p.yaml"))
     assert b"one-s3cret" in plan.document()

@@ -155,8 +155,8 @@ def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
     for name, flow in spec.flows.items():
         for section in flow.sink.references:
             at = ("flows", name, "sink", section)
-            values = getattr(flow.sink, section)
-            values = values if isinstance(values, dict) else values.__dict__
+            found = getattr(flow.sink, section)
+            values = found if isinstance(found, dict) else vars(found) if found else {}
             for key, value in values.items():
                 if isinstance(value, SecretStr) and (text := references.texts.get((*at, key))):
                     values[key] = ReferredSecret(value, text, references.folder)

@@ -7,16 +7,31 @@ from html import escape
 from typing import Any
 
 from headrace_pipelines.graph import ordered_views, paths_read, reads, sources_of
-from headrace_pipelines.sources import TableSource
+from headrace_pipelines.sources import KafkaSource, TableSource
 from headrace_pipelines.spec import PipelineSpec
 from headrace_pipelines.sql import watermarked
 
 _STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out{fill:#cfe2ff}.sources{fill:#e2e3e5}"
-_STYLE += ".views{fill:#fff3cd}.flows{fill:#d1e7dd}"
+_STYLE += ".views{fill:#fff3cd}.flows{fill:#d1e7dd}.dead{fill:#f8d7da}.late{fill:#ffe5d0}path{marker-end:url(#arrow)}"
+_ARROW = (
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    '<polygon points="0,0 8,4 0,8" fill="#888"/></marker></defs>'
+)
+_LEGEND = {
+    "in": "read",
+    "sources": "source",
+    "views": "view",
+    "flows": "flow",
+    "out": "written",
+    "dead": "dead letters",
+    "late": "late rows",
+}
+_ENDS = ("out", "dead", "late")
 _WIDTH, _HEIGHT, _COLUMN, _LINE = 190, 34, 250, 56
 _SHOWN = 26
+_ENTRY = 110
 Node = tuple[str, str]
-"""A box: its kind (`in`, `sources`, `views`, `flows`, `out`) and its name."""
+"""A box: its kind (one of the legend) and its name."""
 
 
 def as_text(spec: PipelineSpec, parts: Mapping[str, Any], checkpoints: Mapping[str, str]) -> str:
@@ -80,10 +95,18 @@ def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
     for name, source in spec.sources.items():
         edges["in", source.title] = []
         edges["sources", name] = [("in", source.title)]
+        if isinstance(source, KafkaSource) and source.corrupt == "quarantine":
+            edges.setdefault(("dead", f"topic {source.dead_letters}"), []).append(("sources", name))
     edges |= {("views", name): reads(spec, ("views", name)) for name in ordered_views(spec)}
     for name, flow in spec.flows.items():
         edges["flows", name] = reads(spec, ("flows", name))
-        edges.setdefault(("out", flow.sink.title), []).append(("flows", name))
+        ends = {"out": flow.sink.title}
+        if flow.dead_letters:
+            ends["dead"] = f"topic {flow.dead_letters}"
+        if flow.late_rows:
+            ends["late"] = f"topic {flow.late_rows.topic}"
+        for end in ends.items():
+            edges.setdefault(end, []).append(("flows", name))
     return edges
 
 
@@ -95,7 +118,7 @@ def lineage_graph(spec: PipelineSpec, *, page: bool = False) -> str:
         column[node] = max((column[one] + 1 for one in edges[node]), default=0)
     last = max(column.values())
     read = {one for ones in edges.values() for one in ones}
-    column |= {node: last for node in edges if node[0] == "out" and node not in read}
+    column |= {node: last for node in edges if node[0] in _ENDS and node not in read}
     row: dict[Node, int] = {}
     for node in sorted(edges, key=lambda each: column[each]):  # as near as possible to the boxes that it reads
         taken = {row[each] for each in row if column[each] == column[node]}
@@ -104,8 +127,10 @@ def lineage_graph(spec: PipelineSpec, *, page: bool = False) -> str:
     at = {node: (20 + column[node] * _COLUMN, 20 + row[node] * _LINE) for node in edges}
     shapes = [_line(*at[one], *at[node]) for node in edges for one in edges[node]]
     shapes += [_box(node, *at[node]) for node in edges]
-    size = f'width="{last * _COLUMN + _WIDTH + 40}" height="{(max(row.values()) + 1) * _LINE + 20}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{_STYLE}</style>\n'
+    below = (max(row.values()) + 1) * _LINE + 20
+    shapes += _legend({kind for kind, _ in edges}, below)
+    size = f'width="{max(last * _COLUMN + _WIDTH + 40, len(_LEGEND) * _ENTRY + 20)}" height="{below + 30}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{_STYLE}</style>\n{_ARROW}\n'
     drawn, title = head + "\n".join(shapes) + "\n</svg>\n", escape(spec.name)
     return f"<!doctype html>\n<title>{title}</title>\n<h1>{title}</h1>\n{drawn}" if page else drawn
 
@@ -115,6 +140,16 @@ def _box(node: Node, x: int, y: int) -> str:
     shown = escape(name if len(name) <= _SHOWN else f"{name[: _SHOWN - 1]}…")
     box = f'<rect class="{kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="5"/>'
     return f'<g><title>{escape(name)}</title>{box}<text x="{x + 8}" y="{y + 22}">{shown}</text></g>'
+
+
+def _legend(kinds: set[str], y: int) -> list[str]:
+    """Return an entry for each kind of box that is there: its colour, and what it is."""
+    entries = enumerate((kind, text) for kind, text in _LEGEND.items() if kind in kinds)
+    return [
+        f'<g class="legend"><rect class="{kind}" x="{20 + n * _ENTRY}" y="{y}" width="14" height="14"/>'
+        f'<text x="{40 + n * _ENTRY}" y="{y + 12}">{text}</text></g>'
+        for n, (kind, text) in entries
+    ]
 
 
 def _line(x: int, y: int, to_x: int, to_y: int) -> str:

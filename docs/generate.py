@@ -143,7 +143,7 @@ def _sections(schema: Schema) -> Iterator[str]:
 
 def _kind_of(model: Schema, models: list[Schema]) -> str:
     """Return the end of a section's heading if it is one of several: the first setting that only it requires."""
-    others = [name for other in models if other is not model for name in other["properties"]]
+    others = [name for other in models if other is not model for name in other.get("required", ())]
     own = [name for name in model.get("required", ()) if name not in others]
     return f" with `{own[0]}`" if len(models) > 1 and own else ""
 

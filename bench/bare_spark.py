@@ -1,8 +1,8 @@
 """The same jobs in bare PySpark, each in a process of its own.
 
-usage: python -m bench.bare_spark sql|handler BOOTSTRAP SOURCE TARGET RECORDS
-It reads all present records, so many in a micro-batch, and ends. It prints JSON: seconds and records of all
-micro-batches.
+usage: python -m bench.bare_spark sql|tasks|handler BOOTSTRAP SOURCE TARGET RECORDS
+`tasks` is `sql` with the sink `headrace-kafka`. It reads all present records, so many in a micro-batch, and ends. It
+prints JSON: seconds and records of all micro-batches.
 An AssertionError in `getOrCreateInitialPartitionOffsets` means that its JVM was ended from outside, as by a time limit:
 the connector asserts that the context, which is stopped then, is in use.
 """
@@ -77,7 +77,9 @@ def main(what: str, servers: str, source: str, target: str, most: str) -> None:
     headers = "true" if what == "handler" else "false"  # the event of a handler has them
     records = reader.option("startingOffsets", "earliest").option("includeHeaders", headers).load()
     rows = (handler if what == "handler" else sql)(records)
-    writer = rows.writeStream.format("kafka").options(**kafka, topic=target, checkpointLocation=tempfile.mkdtemp())
+    sink = "headrace-kafka" if what == "tasks" else "kafka"
+    writer = rows.writeStream.format(sink).options(**kafka, topic=target, name=target)
+    writer = writer.option("checkpointLocation", tempfile.mkdtemp())
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]

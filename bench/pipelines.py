@@ -56,6 +56,7 @@ of the result, with {FEW_RECORDS:,} records in the topic. "Watch" is from a save
                 self.run(work, self.pipeline(work, source))
                 self.run(f"bare {work}, few", self.bare(work, few))
                 self.run(f"{work}, few", self.pipeline(work, few))
+            self.run("bare tasks", self.bare("tasks", source))
             for delivery in ("at_least_once", "exactly_once"):
                 self.run(delivery, self.pipeline("copy", source, delivery=delivery))
         for times in (1, 2, 4):
@@ -174,6 +175,9 @@ of the result, with {FEW_RECORDS:,} records in the topic. "Watch" is from a save
         once, least = self.rate(self.runs["exactly_once"]), self.rate(self.runs["at_least_once"])
         shown = f"{once:,.0f} of {least:,.0f} per s, **{once / least:.2f}**"
         facts = [f"exactly once against at least once, batches of {BATCH_RECORDS:,} | {shown} | >= 0.4, aim 0.5"]
+        tasks, sink = self.rate(self.runs["bare tasks"]), self.rate(self.runs["bare sql"])
+        shown = f"{tasks:,.0f} of {sink:,.0f} per s, **{tasks / sink:.2f}**"
+        facts.append(f"`headrace-kafka` against Spark's own Kafka sink | {shown} | -")
         for wait, seconds in self.waits.items():
             facts.append(f"{wait} | **{statistics.median(seconds):.1f} s** | <= 2 s")
         half, _, double = self.growth

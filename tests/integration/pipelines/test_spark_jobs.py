@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,12 @@ pytestmark = pytest.mark.heavy
 JOB = Path(__file__).parents[2] / "plain_spark_job.py"
 PER_BATCH = 100
 _END_SECONDS = 240.0
+CALLS = """
+from pathlib import Path
+
+def keep(rows, number):
+    Path(__file__).with_name("kept").write_text(f"{number} {rows.count()}")
+"""
 
 
 class PlainJob:
@@ -82,3 +89,30 @@ def test_each_record_is_written_once_over_kills(
     assert job.start(old).wait(_END_SECONDS) == 1
     assert "the checkpoint is an old copy" in job.log.read_text()
     assert len(site.records(target)) == len(values)
+
+
+@pytest.mark.long
+def test_rows_go_to_a_format_and_to_a_function(kafka: Cluster, tmp_path: Path) -> None:
+    """Paths are relative to the pipeline file. A format that is missing, and a function that fails, are named."""
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/1.json").write_text('{"id": 1}\n{"id": 2}\n')
+    (tmp_path / "calls.py").write_text(CALLS)
+
+    def run(**sinks: dict[str, object]) -> subprocess.CompletedProcess[str]:
+        flows = {name: {"sql": "SELECT id FROM given", "sink": sink} for name, sink in sinks.items()}
+        sources = {"given": {"files": "given", "format": "json", "schema": "id INT"}}
+        spec = {"name": "sinks", "trigger": {"once": True}, "sources": sources, "flows": flows}
+        (tmp_path / "p.yaml").write_text(json.dumps(spec))
+        words = [sys.executable, "-m", "headrace.cli.main", "pipeline", "run", "p.yaml", "-b", kafka.bootstrap_servers]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    done = run(stored={"format": "json", "options": {"path": "stored"}}, called={"python": "calls:keep"})
+    assert done.returncode == 0, done.stderr
+    assert [file.read_text() for file in (tmp_path / "stored").glob("*.json")] == ['{"id":1}\n{"id":2}\n']
+    assert (tmp_path / "kept").read_text() == "0 2"
+    missing = run(other={"format": "nosuch"})
+    assert missing.returncode
+    assert "nosuch" in missing.stderr, missing.stderr
+    failed = run(another={"python": "calls:keeps"})
+    assert failed.returncode
+    assert "does not define keeps" in failed.stderr, failed.stderr

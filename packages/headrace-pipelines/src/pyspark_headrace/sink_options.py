@@ -84,6 +84,7 @@ def options_of(written: Mapping[str, str]) -> SinkOptions:
         problems += [f"{_option_of(each.path, properties)} {each.sentence}" for each in file_problems(kafka.security)]
     if problems:
         raise ConfigError(f"options of {FORMAT}: " + "; ".join(problems))
+    assert kafka
     return SinkOptions(name, topic, accepts, kafka, timeout / 1000, producer.properties)
 
 

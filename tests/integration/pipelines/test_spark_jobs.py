@@ -62,12 +62,23 @@ class PlainJob:
     def kill_after(self, records: int) -> None:
         """Start the job, and end it hard as soon as it has written so many records more: a transaction is open."""
         process, begin, end = self.start(), self.end_offset(), time.monotonic() + _END_SECONDS
-        while self.end_offset() < begin + records:
-            assert process.poll() is None, self.log.read_text()[-4000:]
-            assert time.monotonic() < end, self.log.read_text()[-4000:]
-            time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            while self.end_offset() < begin + records:
+                assert process.poll() is None, self.log.read_text()[-4000:]
+                assert time.monotonic() < end, self.log.read_text()[-4000:]
+                time.sleep(0.005)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def ended(self, checkpoint: Path | None = None) -> int:
+        """Run the job to its end, and return its exit code."""
+        process = self.start(checkpoint)
+        try:
+            return process.wait(_END_SECONDS)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.long)])
@@ -84,9 +95,9 @@ def test_each_record_is_written_once_over_kills(
         job.kill_after(PER_BATCH + 7 * number)
         if not old.exists():
             shutil.copytree(job.checkpoint, old)
-    assert job.start().wait(_END_SECONDS) == 0, job.log.read_text()[-4000:]
+    assert job.ended() == 0, job.log.read_text()[-4000:]
     assert Counter(record.value for record in site.records(target)) == Counter(values)
-    assert job.start(old).wait(_END_SECONDS) == 1
+    assert job.ended(old) == 1
     assert "the checkpoint is an old copy" in job.log.read_text()
     assert len(site.records(target)) == len(values)
 

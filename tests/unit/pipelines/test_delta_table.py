@@ -217,22 +217,6 @@ def test_small_files_are_compacted_and_removed_later(
     assert len([*Path(folder).rglob("*.parquet")]) <= 8 * parts + 2
 
 
-def test_a_compaction_that_fails_stops_nothing(
-    folder: str, target: DeltaBatches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The rows are there; the next one comes after as many batches."""
-    monkeypatch.setattr(delta_batches, "_MOST_SMALL_FILES", 2)
-
-    def fail(self: DeltaBatches) -> list[Any]:
-        raise OSError("'secret' is away")
-
-    monkeypatch.setattr(DeltaBatches, "_crowded", fail)
-    for number in range(3):
-        target.write(number, rows(number))
-    assert read(folder) == [0, 1, 2]
-    assert "will retry: ... is away (OSError)" in capsys.readouterr().err
-
-
 def test_a_store_that_is_away_is_waited_for() -> None:
     """The error can go away, and quotes no option."""
     options = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": True, "max_retries": 0, "aws_region": "x"}

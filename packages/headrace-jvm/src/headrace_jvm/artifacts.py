@@ -89,7 +89,7 @@ _DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with 
 
 
 def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
-    """Return the folder that holds every artifact of the set `kafka`, `spark` or `registry`, fetching what is missing.
+    """Return the folder that holds every artifact of a set such as `kafka` or `spark`, fetching what is missing.
 
     Jars lie in it under their repository names; `.tar.gz` archives are unpacked into it.
 

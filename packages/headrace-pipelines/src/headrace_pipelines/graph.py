@@ -138,6 +138,9 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             ("driver", "settings"),
             "spark.speculation does not work with scope: task, as two attempts of a task fence each other: remove it",
         )
+    if spec.trigger.realtime and spec.transactions and spec.driver.on_cluster and not spec.driver.remote:
+        text = "a cluster runs real-time mode at least once: remove driver.master, or delivery: exactly_once"
+        yield ("driver", "master"), text
     for name, source in spec.sources.items():
         needs_schema = isinstance(source, KafkaSource) and (source.change or source.value_format == "json")
         if isinstance(source, KafkaSource) and needs_schema and not source.value_schema:

@@ -53,11 +53,12 @@ class TriggerSpec(Section):
     once: bool = False
     """Read all present records, then end; the next run continues from the checkpoint."""
     realtime: bool = False
-    """Process each record at once, by Spark's real-time mode: Kafka to Kafka, by SQL only, at least once. It needs a
-    core for each partition."""
+    """Process each record at once, by Spark's real-time mode: Kafka to Kafka, by SQL only. It needs a core for each
+    partition."""
     checkpoint_seconds: Annotated[float, Field(ge=5)] = 60.0
-    """With `realtime`: time between two checkpoints. After a crash the rows of this time are written again. A pause of
-    half a second at each stays below 1 % of it, so p99 is the delay between two checkpoints."""
+    """With `realtime`: time between two checkpoints. After a crash the rows of this time are written again, or read
+    again with `delivery: exactly_once`. A pause of half a second at each stays below 1 % of it, so p99 is the delay
+    between two checkpoints."""
     max_records: Count = 250_000
     """Records that one micro-batch takes from one source at most."""
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
@@ -22,6 +22,8 @@ from headrace_pipelines.driver.batch_decision import decide
 _RETRY_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
 _QUERY_ID = "sql.streaming.queryId"
+REAL_TIME: Final = "real-time"
+"""The digest while real-time mode writes, whose micro-batches have other rows when they are repeated."""
 
 
 class ExactlyOnceSink:
@@ -86,7 +88,7 @@ class ExactlyOnceSink:
                 print(f"flow {self._flow}: {cause.description}", file=sys.stderr, flush=True)  # noqa: T201
             time.sleep(_PAUSE_SECONDS)
 
-    def poll(self) -> None:
+    def poll(self, completed: int) -> None:
         """Do what the target needs between batches."""
         if self._target:
             self._target.poll()
@@ -105,6 +107,8 @@ class ExactlyOnceSink:
         changed = self._target.digest not in ("", digest)
         is_new = known is None and not 0 < number <= self._tried
         decision = decide(number, known, changed=changed, may_lag=is_new, accepts=self._accepts)
+        if self._target.digest == REAL_TIME and not self._accepts:
+            decision = "unknown"
         if decision == "ahead":
             assert known is not None
             has = f"batch {number} with other records" if known == number + 1 else known - 1

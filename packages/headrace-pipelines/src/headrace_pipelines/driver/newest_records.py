@@ -36,5 +36,5 @@ class NewestWriter:
         """Write a micro-batch."""
         newest_records(batch).write.format("kafka").options(**self._options).save()
 
-    def poll(self) -> None:
+    def poll(self, completed: int) -> None:
         """Do nothing: nothing is due between batches."""

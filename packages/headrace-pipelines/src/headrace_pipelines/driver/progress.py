@@ -57,7 +57,7 @@ class ProgressReader:
     def report(self) -> bool:
         """Report once that reading has begun, and each completed micro-batch; return if one has completed."""
         if self._sink:
-            self._sink.poll()
+            self._sink.poll(self.batch_id)
         before, last = self._newest, self.query.lastProgress
         if last is not None and last["timestamp"] != before:
             # Spark keeps the last hundred, and polls are far more frequent than a hundred batches.

@@ -85,6 +85,10 @@ def _describe(spark: SparkSession, plan: driver_protocol.DriverPlan) -> dict[str
                     check(analyzed, getattr(java.org.apache.spark.sql.streaming.OutputMode, sink.mode.capitalize())())
                     parts[path]["state"] = [*state_of(analyzed, plan.spec.flows[name])]
                     frame.select(*map(f.expr, sink.expressions.values()))
+                    if plan.spec.trigger.realtime and sink.transaction_scope:
+                        from headrace_pipelines.driver.row_transactions import with_positions  # because few need it
+
+                        with_positions(frame)
         except PartFailed as failure:
             # A part cannot find a rejected part that it reads.
             if not problems or failure.event.error != "TABLE_OR_VIEW_NOT_FOUND":

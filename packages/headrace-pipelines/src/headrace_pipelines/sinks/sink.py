@@ -53,7 +53,7 @@ class FlowInDriver(NamedTuple):
 
 
 class BatchWriter(Protocol):
-    """Writes the micro-batches of one flow in the driver, for `foreachBatch`."""
+    """Writes the micro-batches of one flow in the driver, for `foreachBatch`; in real-time mode, what counts them."""
 
     failure: HeadraceError | None
     """Why the last batch failed."""
@@ -61,8 +61,8 @@ class BatchWriter(Protocol):
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write a micro-batch."""
 
-    def poll(self) -> None:
-        """Do what is due between batches."""
+    def poll(self, completed: int) -> None:
+        """Do what is due between batches, of which `completed` is the last; -1 before the first."""
 
 
 class Sink(EndSection):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -23,6 +23,7 @@ _NO_PUSH: Final = (
     "backend and push are not keys of a sink: move them to reactive_consumers of headrace.yaml, with the sink's topic "
     "in topics, and group: headrace.<pipeline>.<flow>.push to continue at its offsets"
 )
+_RESPONSE_MS: Final = 15_000
 _PRODUCER: Final = {
     "kafka.acks": "all",
     "kafka.enable.idempotence": "true",
@@ -58,7 +59,8 @@ class KafkaSink(ChangeSink):
     """Further options of Spark's Kafka connector, by its names; `kafka.` begins those of Kafka's client."""
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
     """With `exactly_once` each micro-batch is one transaction of Kafka: readers at read_committed see all of its
-    records at once, and none twice. The micro-batch must fit into the driver's memory (`trigger.max_records`)."""
+    records at once, and none twice. The micro-batch must fit into the driver's memory (`trigger.max_records`). In
+    real-time mode a transaction has the rows of some milliseconds of one partition."""
     scope: Literal["batch", "task"] = "batch"
     """With `exactly_once`: `task` writes a micro-batch in `driver.shuffle_partitions` transactions, each by a task of
     Spark, without the driver. The records of a task become visible at once, and those of a key are in one task."""
@@ -126,8 +128,8 @@ class KafkaSink(ChangeSink):
             yield f"value_format: record has its own keys and values: remove it, or {self.change_settings[0]}"
         if flow.realtime and self.mode != "update":
             yield "real-time mode supports mode: update only"
-        elif flow.realtime and self.delivery == "exactly_once":
-            yield "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
+        if flow.realtime and self.scope == "task":
+            yield "real-time mode has no micro-batch that tasks could split: remove scope"
         if flow.realtime and (flow.by_handler or self.value_format in SCHEMA_TYPES):
             yield NO_HANDLERS
 
@@ -150,6 +152,12 @@ class KafkaSink(ChangeSink):
             assert flow.kafka
             return BatchTransactions(flow.kafka, f"{flow.group}.{query}", limit)
 
+        if flow.realtime:
+            from headrace_pipelines.driver.row_transactions import RowTransactions
+
+            clients = self._clients(flow.connector)
+            return RowTransactions(make, flow.checkpoint, clients, flow.group, accepts=accepts)
+
         def in_driver(batch: DataFrame, number: int) -> Any:
             return (newest_records(batch) if self.sequence_by else batch).toArrow()
 
@@ -164,7 +172,12 @@ class KafkaSink(ChangeSink):
         return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, read=in_tasks)
 
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
-        """Return a writer to the batches, or that of Spark's connector."""
+        """Return a writer to the batches or of rows with positions, or that of Spark's connector."""
+        if batches and flow.realtime:
+            from headrace_pipelines.driver.row_transactions import RowTransactions
+
+            assert isinstance(batches, RowTransactions)
+            return batches.writer(rows)
         if batches:
             return rows.writeStream.foreachBatch(batches)
         return rows.writeStream.format("kafka").options(**self._producer_options(flow))
@@ -172,3 +185,11 @@ class KafkaSink(ChangeSink):
     def _producer_options(self, flow: FlowInDriver) -> dict[str, str]:
         options = {**flow.connector, **_PRODUCER, **({"kafka.linger.ms": "0"} if flow.realtime else {})}
         return {**options, **texts(self.options)}
+
+    def _clients(self, connector: Mapping[str, str]) -> dict[str, str]:
+        """Return the properties of Kafka's clients in tasks of real-time mode."""
+        limit = round(self.transaction_timeout_seconds * 1000)
+        times = dict.fromkeys(("kafka.transaction.timeout.ms", "kafka.delivery.timeout.ms"), str(limit))
+        times |= dict.fromkeys(("kafka.max.block.ms", "kafka.request.timeout.ms"), str(min(limit, _RESPONSE_MS)))
+        own = {**_PRODUCER, "kafka.linger.ms": "0", **times}
+        return {name.removeprefix("kafka."): value for name, value in {**connector, **own}.items()}

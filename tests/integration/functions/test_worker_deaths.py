@@ -1,7 +1,5 @@
 """Worker processes that are killed, end, hang or grow, and their events."""
 
-from __future__ import annotations
-
 import pytest
 
 from headrace.delivery.outcomes import ACK
@@ -115,40 +113,3 @@ async def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record
         assert [name for name, _ in calls(folder)] == ["wait", "other"]
         assert not len(function.destination._suspects)
     assert "an event of flights-3 was still running when the partition was revoked" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("sent", "why"),
-    [
-        (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes is announced, 1073741824 are allowed"),
-        (b"\0\0\0\x05\x92\x02\xa2\xff\xfe", "unexpected content: 'utf-8' codec"),
-        (b"\0\0\0\x09\x92", "exit code 7"),
-    ],
-    ids=["too long", "not a text", "half a frame"],
-)
-async def test_a_handler_that_writes_to_the_connection_ends_its_worker_only(
-    write_function: Write, running: Run, sent: bytes, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The worker that follows serves the records that come after."""
-    code = f"""
-        import os, socket, time
-        def handler(context, event):
-            if event.body != b"break":
-                return
-            for number in range(3, 100):
-                try:
-                    connected = socket.socket(fileno=os.dup(number)).getpeername() == ""
-                except OSError:
-                    continue
-                if connected:
-                    os.write(number, {sent!r})
-            if {why == "exit code 7"}:
-                os._exit(7)
-            time.sleep(60)
-    """
-    async with running(write_function(code)) as function:
-        await function.ready()
-        [reply] = await function.deliver(b"break")
-        assert reply.error == "WorkerLost" and why in reply.reason
-        assert await function.deliver(b"b", first=1) == [ACK]
-    assert "Traceback" not in caplog.text

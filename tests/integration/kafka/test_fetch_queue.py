@@ -1,7 +1,5 @@
 """What a consumer fetches is the same by the compiled module and from the client's own objects."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import threading
@@ -166,37 +164,6 @@ def test_a_pause_and_a_revoke_lose_and_repeat_nothing(kafka: Cluster, topic: Mak
             assert len(offsets[1]) == before
             assign(queue, at(name, before, 1))
     assert offsets == {0: [*range(2000)], 1: [*range(2000)]}
-
-
-def test_a_start_that_is_not_in_the_log_is_an_event(kafka: Cluster, topic: MakeTopic, opened: Open) -> None:
-    name = topic()
-    queue = opened()
-    assign(queue, at(name, 17))
-    error, partition, _offset = first(queue, FetchEvent)
-    assert (error.code(), partition) == (confluent_kafka.KafkaError._AUTO_OFFSET_RESET, (name, 0))
-    assert "out of range" in error.str()
-
-
-def test_a_member_gets_its_partitions_and_its_records(kafka: Cluster, topic: MakeTopic, opened: Open) -> None:
-    """What arrives before its partition is forwarded comes first."""
-    name = topic(3)
-    fill(kafka, name, 3000, partitions=3)
-    queue = opened(group_id=name, auto_offset_reset="earliest")
-
-    def on_assign(client: Any, places: list[Any]) -> None:
-        client.assign(places)
-        time.sleep(0.5)  # records arrive in the client's own queue
-        queue.assigned(places)
-
-    queue.client.subscribe([name], on_assign=on_assign)
-    offsets: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    for parts in polls(queue):
-        for part in parts:
-            if isinstance(part, RecordBatch):
-                offsets[part.topic_partition.partition] += part.offsets
-        if sum(map(len, offsets.values())) == 3000:
-            break
-    assert offsets == {number: [*range(1000)] for number in range(3)}
 
 
 def test_the_module_refuses_what_it_cannot_read(kafka: Cluster, topic: MakeTopic) -> None:

@@ -1,7 +1,5 @@
 """Produce as the seed document and sidecar.md 5 say it: formats x schema inputs, headers, partial failure."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.request
@@ -128,21 +126,6 @@ def test_every_format_for_key_and_value(produce: Produce, place: str, key: str, 
         bool(FORMATS[key].schema),
         bool(FORMATS[value].schema),
     )
-
-
-def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str) -> None:
-    """200; entries in the order of the request, each with a place or with a code, a reason and an outcome."""
-    values = ["first", "x" * 5000, None, "last"]
-    # The large one stands alone in its partition: Kafka refuses whole batches.
-    records = [{"key": str(n), "value": value, "partition": int(n == 1)} for n, value in enumerate(values)]
-    status, response = produce.post(place, {"valueFormat": "string", "records": records})
-    assert (status, response["requestStatus"]) == (200, "OK")
-    first, failed, third, last = response["offsets"]
-    assert (set(failed), failed["errorCode"], failed["outcome"]) == ({"errorCode", "error", "outcome"}, 50002, "fail")
-    for entry, value in ((first, b"first"), (third, None), (last, b"last")):
-        assert set(entry) == {"partition", "offset"}
-        assert produce.read(place, entry).value() == value
-    assert [entry["offset"] - first["offset"] for entry in (third, last)] == [1, 2]
 
 
 def test_records_are_where_the_response_says(produce: Produce, topic: MakeTopic) -> None:

@@ -1,7 +1,5 @@
 """Transactions and idempotency keys over HTTP, on a real broker."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any
@@ -32,23 +30,6 @@ def values(site: Any, topic: str, count: int) -> list[Any]:
 @pytest.fixture
 def url(kafka: Cluster, module_headrace: SharedHeadrace) -> str:
     return str(module_headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}}).url)
-
-
-def test_a_transaction_is_visible_in_all_its_topics(site: Scenario, topic: MakeTopic, url: str) -> None:
-    """Partitions and offsets in the order of the request, records where they say."""
-    first, second = topic(2), topic()
-    parts = [
-        {"topic": first, "records": [{"key": "a", "value": 1, "partition": 1}, {"value": 2, "partition": 0}]},
-        {"topic": second, "keyFormat": "binary", "valueFormat": "string", "records": [{"key": "AAE=", "value": "7"}]},
-    ]
-    status, body, *_ = site.ask(f"{url}/transactions", {"topics": parts}, headers={"X-Correlation-Id": "mine"})
-    assert (status, [part["topic"] for part in body["topics"]]) == (200, [first, second])
-    assert body["topics"][0]["offsets"] == [{"partition": 1, "offset": 0}, {"partition": 0, "offset": 0}]
-    assert sorted(values(site, first, 2)) == [1, 2]
-    assert {record.partition: record.value for record in site.records(first)} == {0: b"2", 1: b"1"}
-    assert values(site, second, 1) == [7]
-    (written,) = site.records(second)
-    assert (written.key, written.value, written.headers) == (b"\0\1", b"7", [("X-Correlation-Id", b"mine")])
 
 
 def test_a_process_that_is_shut_out_says_so_and_goes_on(

@@ -1,7 +1,5 @@
 """Reactive consumers in a running process: every record ends once and in order, whatever the backend does."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable
@@ -63,30 +61,6 @@ def test_every_other_mode_delivers_every_record(
     structured = bodies["cloudevents_structured"]
     assert [event.get("data") for event in structured] == [{"n": 0}, None, [2]]
     assert structured[2] == {**plain, "datacontenttype": "application/json", "data": [2]}
-
-
-def test_what_the_backend_says_of_a_failed_record_is_in_its_dead_letter(
-    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """In another order than they were sent: its own key and ids, and the stack trace."""
-    name = topic()
-    site.write_json(name, 0, 1)
-
-    def result(record: dict[str, Any]) -> dict[str, Any]:
-        said = {"key": "order 1", "correlationId": "c-1", "traceabilityId": "t-1", "stacktrace": "Boom\n at x"}
-        return {"consumerRecord": record, "processed": True} if record["value"] == 0 else {"record": record, **said}
-
-    backend.response = lambda request: PlannedResponse(body=[result(record) for record in reversed(request.body)])
-    push(name, retry={"attempts": 1})
-    site.wait_committed(f"{name}-push", name, 2)
-    (dead,) = site.records(f"{name}.dlq")
-    found = dict(dead.headers)
-    assert (dead.value, found["StackTrace"], found["headrace.dlq.reason"]) == (b"1", b"Boom\n at x", b"Boom")
-    assert [found[f"headrace.dlq.{n}"] for n in ("key", "correlation_id", "traceability_id")] == [
-        b"order 1",
-        b"c-1",
-        b"t-1",
-    ]
 
 
 def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(

@@ -1,16 +1,13 @@
 """Dead letters on a real broker as operators look at them: by the command and over HTTP."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import Header, OutgoingRecord, Record
-from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
+from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.scenario import Scenario
 from tests.dead_letter_records import written_for
 
@@ -55,23 +52,3 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Scenario, kafk
     said = site.cli("dlq", "show", dlq, "--order", "oldest", "--max", "1")
     assert 'value (json)     {"count": 12345678901234567890.10}' in said.stdout
     assert "continue with --cursor oldest.0-1" in said.stderr
-
-
-def test_the_same_over_http(site: Scenario, kafka: Cluster, topic: MakeTopic, headrace: StartHeadrace) -> None:
-    """List, page, search and statistics, for administrators only."""
-    name = topic()
-    dlq = buried(site, kafka, name, [b'{"n": %d}' % n for n in range(30)], 2)
-    url = headrace(site.config).url
-    rows = {row["topic"]: row for row in site.ask(f"{url}/adm/dead-letters").body["topics"]}
-    assert rows[dlq]["left"] == 30
-    query = urlencode({"error": "HTTP 500", "limit": 4, "order": "oldest"})
-    page = site.ask(f"{url}/adm/dead-letters/{dlq}?{query}").body
-    # Of letters that were written in the same millisecond any may be first.
-    times = [letter["timestamp"] for letter in page["deadLetters"]]
-    assert (len(times), times) == (4, sorted(times))
-    assert {letter["error"] for letter in page["deadLetters"]} == {"HTTP 500"}
-    assert page["cursor"].startswith("oldest.")
-    assert site.ask(f"{url}/adm/dead-letters/{dlq}/statistics").body["errors"]["ValueError"] == 20
-    assert "did you mean limit?" in site.ask(f"{url}/adm/dead-letters/{dlq}?limt=4").body["description"]
-    assert site.ask(f"{url}/adm/dead-letters/{dlq}?since=2001-01-01T00:00:00Z&until=2000-01-01T00:00:00Z").status == 400
-    assert site.ask(f"{url}/adm/dead-letters/{name}.none").status == 404

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -7,12 +5,6 @@ import pytest
 
 from tests.command_line import headrace
 from yaml_table import table
-
-GOOD = """\
-kafka:
-  properties: {security.protocol: sasl_ssl, sasl.mechanism: PLAIN, sasl.username: a, sasl.password: '${env:PW}'}
-http: {port: 9000}
-"""
 
 FUNCTION = """\
 spec:
@@ -31,17 +23,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PW", "hunter2")
     return tmp_path
-
-
-def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A usable file is printed to be ok."""
-    (folder / "headrace.yaml").write_text(GOOD)
-    assert headrace("config", "check") == 0
-    assert capsys.readouterr().out == "headrace.yaml: ok\n"
-    assert headrace("config", "check", "--output", "json") == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "warnings": []}
-    (folder / "headrace.yaml").write_text("tables: {stock: {topic: stock, schema: 'item STRING, n BIGINT'}}")
-    assert headrace("config", "check") == 0
 
 
 @pytest.mark.parametrize(("text", "problem"), table(__file__, "check_of_a_bad_file"))

@@ -1,7 +1,5 @@
 """Where consumers are placed: bounds, zones, stickiness, few moves, the same for all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -69,25 +67,6 @@ def test_nothing_moves_when_nothing_changed_and_little_when_a_process_comes_or_g
         assert kept >= full - lost - len(consumers) // 2
     one_more = choose([*consumers, PlacedConsumer("new")], processes, chosen)
     assert moves(chosen, {name: one_more[name] for name in chosen}) <= len(consumers) // 4 + 1
-
-
-@pytest.mark.parametrize("sticky", [True, False])
-def test_a_thousand_consumers_on_fifty_processes(sticky: bool) -> None:
-    """A process that goes moves what it had; one that comes moves nothing, and cores are within the plan."""
-    processes = [PlacedProcess(f"p{number}", f"z{number % 3}") for number in range(50)]
-    consumers = [PlacedConsumer(f"c{number}", 2, 2 / (1 + number)) for number in range(1000)]
-    consumers = [one._replace(copies=max(2, round(one.cores / 0.15 + 0.5))) for one in consumers]
-    chosen = choose(consumers, processes)
-    cores, copies = Counter[str](), {one.name: one for one in consumers}
-    for consumer, names in chosen.items():
-        for name in names:
-            cores[name] += copies[consumer].cores / len(names)  # type: ignore[assignment]
-    assert max(cores.values()) <= 0.6
-    before = chosen if sticky else None
-    had, without = sum("p7" in names for names in chosen.values()), [one for one in processes if one.name != "p7"]
-    assert moves(chosen, choose(consumers, without, before)) <= had * (1 if sticky else 3)
-    added = moves(chosen, choose(consumers, [*processes, PlacedProcess("new", "z0")], before))
-    assert added == 0 if sticky else added > 0
 
 
 def test_a_restart_among_two_hundred_processes_touches_few_groups() -> None:

@@ -1,7 +1,5 @@
 """Who chooses the placement, and what each process runs by it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -106,23 +104,6 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
 
 def copies(running: dict[str, list[str]]) -> list[int]:
     return [sum(name in names for names in running.values()) for name in CONSUMERS]
-
-
-async def test_one_process_chooses_and_all_follow(deployment: Deployment) -> None:
-    """A process that comes later takes over what no other zone has, and nothing else moves."""
-    first = await deployment.process("p0", "a")
-    await deployment.clock.advance(10)
-    assert first.readiness() == (True, "p0 runs 20 of 20 consumers in zone a")
-    await deployment.process("p1", "b")
-    await deployment.clock.advance(20)
-    assert copies(deployment.running) == [2] * 20
-    await deployment.process("p2", "a")
-    await deployment.clock.advance(20)
-    assert copies(deployment.running) == [2] * 20
-    assert deployment.leases.holders[CHOOSER] == "p0"
-    assert {(first.other_processes(name) == ()) for name in deployment.running["p0"]} == {True}
-    away = {tuple(sorted(first.other_processes(name))) for name in {*CONSUMERS} - {*deployment.running["p0"]}}
-    assert away <= {("p1", "p2")}
 
 
 async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deployment: Deployment) -> None:

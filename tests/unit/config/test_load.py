@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -43,16 +41,6 @@ def test_a_file_that_cannot_be_read_is_rejected_at_once(tmp_path: Path, content:
         (tmp_path / "headrace.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=says):
         load_config(tmp_path / "headrace.yaml", {})
-
-
-def test_relative_paths_start_at_the_file(write: Write) -> None:
-    """Files named in the file are found from its folder, whatever the working folder is."""
-    path = write("functions: [f/function.yaml]\nstate_dir: s")
-    (path.parent / "f").mkdir()
-    (path.parent / "f/function.yaml").touch()
-    config = load_config(path, {})
-    assert config.functions == [path.parent / "f/function.yaml"]
-    assert config.state_dir == path.parent / "s"
 
 
 class TestReferences:

@@ -1,67 +1,14 @@
 """The policy at work in the pump: how many deliveries it takes, and what the log says."""
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from headrace.delivery.outcomes import ACK, NOT_BEGUN, Delivery, Reply
+from headrace.delivery.outcomes import Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
 from headrace.runtime import Deadline
 from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, running
-
-Response = Callable[[Delivery], Sequence[Reply]]
-
-
-class Answering(Harness):
-    """A harness whose destination answers for a delivery as a whole."""
-
-    def __init__(self, response: Response, **given: Any) -> None:
-        super().__init__(**{"max_records": 100, **given})
-        self.response = response
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        await super().deliver(delivery)
-        return self.response(delivery)
-
-
-def stopping(failures: dict[int, int], begun: list[int]) -> Response:
-    """Begin no record after one that fails before its last attempt; `failures` are attempts by offset."""
-
-    def answer(delivery: Delivery) -> Sequence[Reply]:
-        replies: list[Reply] = []
-        for record in delivery.records:
-            begun.append(record.offset)
-            replies.append(RETRY if begun.count(record.offset) <= failures.get(record.offset, 0) else ACK)
-            if replies[-1] is RETRY and delivery.attempt < 3:
-                break
-        return replies + [NOT_BEGUN] * (len(delivery.records) - len(replies))
-
-    return answer
-
-
-@given(st.integers(1, 40), st.integers(1, 50), st.dictionaries(st.integers(0, 39), st.integers(1, 4), max_size=6))
-def test_records_after_a_failure_wait_until_it_is_completed(records: int, size: int, failures: dict[int, int]) -> None:
-    """Each record is called until it is completed; only then the next one is called."""
-    begun: list[int] = []
-
-    async def test() -> None:
-        async with running(Answering(stopping(failures, begun), max_records=size)) as harness:
-            harness.feed(*range(records))
-            await harness.clock.advance(300)
-            calls = [min(3, failures.get(offset, 0) + 1) for offset in range(records)]
-            assert begun == [offset for offset, count in enumerate(calls) for _ in range(count)]
-            assert harness.dead_letters.offsets == [offset for offset in range(records) if failures.get(offset, 0) >= 3]
-            assert harness.source.commits[P0] == Committed(records)
-            assert harness.pump.numbers()["redeliveries"] == sum(calls) - records
-
-    asyncio.run(test())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Retry topics and blocked keys, case by case."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -34,19 +32,6 @@ def delivery(*records: Record, attempt: int = 1) -> Delivery:
 
 def copies(harness: RetryHarness) -> list[Record]:
     return harness.log(RETRY_TOPIC.topic)
-
-
-async def test_a_record_goes_from_retry_topic_to_retry_topic_and_then_to_the_dead_letters() -> None:
-    """It keeps its history, and its own headers, even one that looks like a header of Headrace."""
-    harness = RetryHarness(clock=ManualClock(100.0), topics=[10, 60])
-    await harness.topics.write([dead_letter(record(8))])
-    await harness.topics.write([dead_letter(copies(harness)[0], 3)])
-    (copy,) = harness.log("g.retry.60s")
-    assert delayed_of(copy)[1:5] == (3, 5.0, 160.0, None)
-    assert len(await harness.topics.write([dead_letter(copy, 4)._replace(group="g.retry")])) == 0
-    (dead,) = harness.dead_letters
-    assert (dead.record.topic_partition, dead.record.offset, dead.record.headers) == (SOURCE, 8, OWN)
-    assert (dead.group, dead.attempts, dead.first_failed_at) == ("g", 4, 5.0)
 
 
 @pytest.mark.parametrize(

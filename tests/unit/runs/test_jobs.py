@@ -1,7 +1,5 @@
 """Jobs: their states, which process runs them, and what they report; table and leases in memory, time virtual."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -10,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.delivery.dead_letter import iso
-from headrace.errors import Conflict, InvalidRequest, KafkaUnavailable, LeaseLost, NotFound
+from headrace.errors import Conflict, InvalidRequest, KafkaUnavailable, LeaseLost
 from headrace.kafka import JSON_OBJECTS
 from headrace.records import OutgoingRecord, Record
 from headrace.runs.jobs import Job, Jobs, SaveProgress
@@ -120,23 +118,6 @@ def run(test: Callable[[JobsHarness], Coroutine[Any, Any, None]]) -> None:
                 await jobs.stop()
 
     asyncio.run(asyncio.wait_for(main(), 30))
-
-
-@staged(run)
-async def test_a_job_is_done_and_says_so(harness: JobsHarness, /) -> None:
-    """At once in the process that got the request; positions are not shown."""
-    harness.end = at_once
-    jobs = await harness.process("a")
-    begun = await jobs.create("replay", {"place": 1}, "ann")
-    assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", "")
-    await harness.wait(lambda: jobs.show(begun.id).state == "done")
-    shown = jobs.show(begun.id)
-    assert (shown.message, shown.progress) == ("all of it", {"done": 9})
-    assert [job.id for job in jobs.list()] == [begun.id]
-    with pytest.raises(Conflict, match="already done"):
-        await jobs.change(begun.id, "pause", "ann")
-    with pytest.raises(NotFound, match="job 'x' does not exist"):
-        jobs.show("x")
 
 
 @staged(run)

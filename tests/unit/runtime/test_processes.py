@@ -1,12 +1,9 @@
 """Child processes, with real ones."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,37 +17,6 @@ STUBBORN = [
     "-uc",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)",
 ]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition: object, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.01)
-
-
-def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
-    """kill -9 of the parent leaves no orphan."""
-    script = (
-        "import sys, time; from headrace.runtime import start_child\n"
-        f"child = start_child({SLEEP!r}, output=None)\n"
-        "print(child.pid, flush=True); time.sleep(60)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert parent.stdout
-    pid = int(parent.stdout.readline())
-    assert alive(pid)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    wait_until(lambda: not alive(pid))
 
 
 def test_a_program_that_takes_too_long_is_killed() -> None:

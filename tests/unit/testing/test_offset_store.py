@@ -1,7 +1,5 @@
 """The table of offsets beside results, on SQLite."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 
@@ -29,16 +27,6 @@ def store(database: sqlite3.Connection) -> OffsetStore:
     return store
 
 
-def test_a_record_is_new_once(store: OffsetStore) -> None:
-    """And what lies before it is done; partitions, topics and groups are apart."""
-    assert store.take(*PLACE, epoch=1) is None
-    assert [store.advance(*PLACE, offset, 1) for offset in (3, 3, 2, 7)] == [True, False, False, True]
-    assert store.take(*PLACE, epoch=2) == 8
-    assert store.advance("g", "t", 1, 3, 1)
-    assert store.advance("g", "u", 0, 3, 1)
-    assert store.advance("h", "t", 0, 3, 1)
-
-
 def test_a_later_assignment_ends_the_earlier_one(store: OffsetStore) -> None:
     """Whoever is late writes nothing and takes nothing, whatever offset it has; the later one is not disturbed."""
     store.take(*PLACE, epoch=5)
@@ -63,13 +51,3 @@ def test_a_delivery_without_an_epoch_moves_no_assignment(store: OffsetStore) -> 
     with pytest.raises(Fenced):
         store.advance(*PLACE, 2, None)
     assert store.take(*PLACE, epoch=5) == 2
-
-
-def test_a_transaction_that_is_rolled_back_moves_nothing(store: OffsetStore, database: sqlite3.Connection) -> None:
-    """The offset goes with the results."""
-    store.take(*PLACE, epoch=1)
-    database.commit()
-    assert store.advance(*PLACE, 0, 1)
-    database.rollback()
-    assert store.take(*PLACE, epoch=1) is None
-    assert store.advance(*PLACE, 0, 1)

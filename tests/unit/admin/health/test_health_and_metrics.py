@@ -1,31 +1,16 @@
 """Health, metrics, and the life of the server."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
-from headrace.runtime import Deadline, Readiness, SystemClock
+from headrace.runtime import Deadline, SystemClock
 from tests.running_server import RunningServer
 
 
 def post(body: bytes, path: str = "/producers/t") -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
-
-
-async def test_readiness_says_which_service_is_not_ready_and_why(server: RunningServer) -> None:
-    """503 with the reason; liveness does not depend on it."""
-    services = {"kafka": {"ready": True, "reason": ""}}
-    assert (await server.get("/health/readiness")).json == {"ready": True, "services": services}
-    server.services["kafka"] = Readiness(False, "no broker answers")
-    for path in ("/health/readiness", "/ready"):
-        response = await server.get(path)
-        assert response.status == 503
-        assert response.json["services"]["kafka"]["reason"] == "no broker answers"
-    for path in ("/health/liveness", "/live"):
-        assert (await server.get(path)).status == 200
 
 
 async def test_liveness_fails_for_a_consumer_that_hangs(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.config.audit_config import AuditConfig
 from headrace.errors import KafkaTimeout, RecordTooLarge
@@ -261,24 +259,3 @@ def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = 
 
 
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
-
-
-HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))
-ENDS = st.sampled_from(["delivered", "dead letter", "skipped", "discarded"])
-
-
-@given(st.lists(st.tuples(HOSTILE, st.binary() | st.none(), ENDS), max_size=30))
-def test_there_is_one_event_for_each_record_that_ended(ends: list[tuple[list[Header], bytes | None, str]]) -> None:
-    """Whatever stands in its headers and key, and however it ended; each with an id of its own."""
-
-    def act(audit: Audit) -> None:
-        for offset, (headers, key, how) in enumerate(ends):
-            reports = [] if how == "delivered" else [Report("ValueError")]
-            audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, reports)
-
-    events, counted = audited(act, to="file", records="all")
-    assert [event["offset"] for event in events] == list(range(len(ends)))
-    assert [event["auditStatus"] == "SUCCESS" for event in events] == [how == "delivered" for _, _, how in ends]
-    assert all(event["correlationId"] for event in events)
-    assert len({event["id"] for event in events}) == len(ends)
-    assert counted.get("written", 0) == len(ends)

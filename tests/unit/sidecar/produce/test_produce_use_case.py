@@ -1,7 +1,5 @@
 """The produce use case against a producer that remembers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -58,27 +56,6 @@ def sent(body: Any, ids: RequestIds = NO_IDS, **settings: Any) -> list[OutgoingR
     kafka = cluster()
     produce(body, kafka, ids, "t", **settings)
     return kafka.producer.records
-
-
-DIGITS = b'{"id": 12345678901234567890123, "price":0.10, "a":1, "a":2, "e":1E400}'
-
-
-@pytest.mark.parametrize(
-    ("body", "key", "value"),
-    [
-        pytest.param(b'{"records":[{"value": ' + DIGITS + b" }]}", None, DIGITS, id="every digit, space and field"),
-        (b'{"records":[{"key":null}]}', None, None),
-        (b'{"records":[{"value":null}]}', None, None),
-        pytest.param(
-            {"valueFormat": "String", "records": [{"key": "", "value": ""}]}, b"", b"", id="empty is not null"
-        ),
-        pytest.param({"keyFormat": 5, "records": [{"key": "k"}]}, b"k", None, id="string by its code"),
-    ],
-)
-def test_what_is_stored_of_a_request(body: Any, key: bytes | None, value: bytes | None) -> None:
-    """JSON as it was written, nulls as tombstones, and formats by name or by the codes of the seed document."""
-    (found,) = sent(body)
-    assert (found.key, found.value) == (key, value)
 
 
 def test_timestamps_not_above_zero_mean_now() -> None:

@@ -1,7 +1,5 @@
 """However a response is cut on its way, it is the same response, or the same refusal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import itertools
@@ -122,19 +120,6 @@ async def test_a_request_that_was_not_sent_is_not_done(status: bytes, counts: bo
     else:
         with pytest.raises(Broken, match="before it had the whole request"):
             await waiter
-    connection.connection_lost(None)
-
-
-async def test_bytes_before_a_request_is_sent_are_not_its_response() -> None:
-    """A request waits for the next turn of the loop; what arrives until then belongs to an earlier one."""
-    connection, wire = Connection(100), Wire()
-    connection.connection_made(wire)
-    pending = connection.send(b"x", asyncio.get_running_loop().time() + 600)
-    connection.data_received(RESPONSES[0])
-    with pytest.raises(Broken) as caught:
-        await pending
-    assert caught.value.resend
-    assert (wire.sent, wire.aborted) == (b"", True)
     connection.connection_lost(None)
 
 

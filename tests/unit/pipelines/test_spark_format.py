@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyspark_headrace.stream_writer import TaskWritten, as_records
 from tests.pipeline_harness import FakeTarget
 from yaml_table import table
 
+Run = Callable[..., None]
 OPTIONS = {"name": "jobs.copy", "topic": "out", "kafka.bootstrap.servers": "b:1"}
 
 
@@ -31,7 +33,7 @@ def rows_of(columns: dict[str, Any]) -> StructType:
 ROWS = rows_of({"key": "string", "value": "string"})
 
 
-class FakeKafka:
+class Targets:
     """What Kafka has of the whole query and of its tasks, by the name of the producer."""
 
     def __init__(self) -> None:
@@ -59,15 +61,15 @@ class FakeKafka:
 
 
 @pytest.fixture
-def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Targets:
     """The Kafka of the writers."""
-    made = FakeKafka()
+    made = Targets()
     monkeypatch.setattr(stream_writer, "BatchTransactions", made)
     return made
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, kafka: FakeKafka) -> Any:
+def run(monkeypatch: pytest.MonkeyPatch, kafka: Targets) -> Run:
     """Run the tasks of a micro-batch as Spark does, each with its values; `commits` as if Spark came so far."""
 
     def work(number: Any, *tasks: str, query: str = "q", commits: bool = True, more: Any = None, **own: str) -> None:
@@ -85,7 +87,7 @@ def run(monkeypatch: pytest.MonkeyPatch, kafka: FakeKafka) -> Any:
     return work
 
 
-def test_a_repeated_micro_batch_is_written_once(kafka: FakeKafka, run: Any) -> None:
+def test_a_repeated_micro_batch_is_written_once(kafka: Targets, run: Run) -> None:
     """Tasks that were written before a crash are skipped, also when only Spark's own commit is missing."""
     kafka.has_topic = False
     run("0", "ab", "c")
@@ -104,7 +106,7 @@ def test_a_repeated_micro_batch_is_written_once(kafka: FakeKafka, run: Any) -> N
 
 @pytest.mark.parametrize(("number", "tasks", "query", "words"), table(__file__, "micro_batches_in_doubt_are_refused"))
 def test_micro_batches_in_doubt_are_refused(
-    kafka: FakeKafka, run: Any, number: str, tasks: list[str], query: str, words: str
+    kafka: Targets, run: Run, number: str, tasks: list[str], query: str, words: str
 ) -> None:
     """After batches 0 to 2 of the query `q`: old checkpoints, other rows, and what Kafka does not know."""
     for each in "012":
@@ -116,7 +118,7 @@ def test_micro_batches_in_doubt_are_refused(
 
 
 @pytest.mark.parametrize("number", ["5", "2"])
-def test_a_micro_batch_in_doubt_is_written_if_the_option_says_so(kafka: FakeKafka, run: Any, number: str) -> None:
+def test_a_micro_batch_in_doubt_is_written_if_the_option_says_so(kafka: Targets, run: Run, number: str) -> None:
     """It may be there twice then; the next one is in no doubt."""
     run("2", "a", "c", more={"acceptunknownbatch": "true"})
     run(number, "ab", more={"acceptunknownbatch": "true"})
@@ -125,7 +127,7 @@ def test_a_micro_batch_in_doubt_is_written_if_the_option_says_so(kafka: FakeKafk
     assert f"{number}b".encode() in kafka.values()
 
 
-def test_a_new_checkpoint_begins_anew(kafka: FakeKafka, run: Any) -> None:
+def test_a_new_checkpoint_begins_anew(kafka: Targets, run: Run) -> None:
     """Its query has another id, and so its tasks have other names."""
     run("0", "a")
     run("1", "a")
@@ -137,7 +139,7 @@ def test_a_new_checkpoint_begins_anew(kafka: FakeKafka, run: Any) -> None:
 @pytest.mark.parametrize(
     "own", [{"streaming.sql.batchId": ""}, {"sql.streaming.queryId": ""}, {"__is_continuous_processing": "true"}]
 )
-def test_without_micro_batches_it_refuses(run: Any, own: dict[str, str]) -> None:
+def test_without_micro_batches_it_refuses(run: Run, own: dict[str, str]) -> None:
     """There is no number that a repeat would have again. A batch write has none, and there is nothing to read."""
     with pytest.raises(PipelineInvalid, match=r"needs micro-batches.*processingTime"):
         run("0", "a", **own)
@@ -172,7 +174,7 @@ def test_options_of_the_connector_are_those_of_the_client() -> None:
 
 
 @pytest.mark.parametrize(("columns", "words"), table(__file__, "columns_that_are_no_record_are_named"))
-def test_columns_that_are_no_record_are_named(kafka: FakeKafka, columns: dict[str, Any], words: str) -> None:
+def test_columns_that_are_no_record_are_named(kafka: Targets, columns: dict[str, Any], words: str) -> None:
     """Their names and types are those of Spark's own Kafka sink."""
     with pytest.raises(ConfigError, match=words):
         DefaultSource({**OPTIONS, "topic": ""}).streamWriter(rows_of(columns), False)

@@ -18,7 +18,7 @@ pipelines: headrace_pipelines pyspark_headrace headrace_jvm pyspark py4j pyarrow
 connect: headrace_pipelines grpc_status zstandard
 postgres: headrace_pipelines psycopg
 delta: headrace_pipelines deltalake
-iceberg: headrace_pipelines pyiceberg
+iceberg: headrace_pipelines pyiceberg sqlalchemy
 queries: headrace_queries duckdb pyarrow sqlglot
 client: httpx
 dialects: headrace_dialects

@@ -57,7 +57,7 @@ _CONVERTED: Final = (DecimalType, DateType, TimestampType, TimestampNTZType)
 
 
 def envelope(columns: StructType) -> StructType:
-    """Return the type of an event as JSON: an envelope, plain or below `payload`, beside its schema.
+    """Return the type of an event as JSON: an envelope, plain or below `payload` with its schema.
 
     Raises:
         PipelineInvalid: A column has a name of Debezium's metadata, or a type that cannot be nested.
@@ -163,7 +163,7 @@ def _try(value: Column, kind: str) -> Column:
 
 
 def _decimal(raw: Column, declared: Column, kind: str) -> Column:
-    """Convert a number or its text; base64 with its scale, if the schema says so or the value has it beside it."""
+    """Convert a number or its text; base64 with its scale, if the schema or the value has a scale."""
     own = f.from_json(raw, _struct("scale INT, value STRING"))
     is_bytes = declared["name"] == f"{_KAFKA}.Decimal"
     return (

@@ -148,6 +148,9 @@ def test_a_missing_table_and_a_missing_right_are_named(server: PostgresServer, b
     for password, text in (("p", rights), ("wrong", "password authentication failed")):
         with pytest.raises(SinkUnavailable, match=text):
             batches("id", user="poor", password=password).open()
+    rights = rf"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}, _headrace_batches, _headrace_sequences TO poor"
+    with pytest.raises(SinkUnavailable, match=rights):
+        batches("id", user="poor", password="p", sequence_by="at").open()
 
 
 def test_a_server_that_is_down_is_waited_for(server: PostgresServer, target: PostgresBatches, name: str) -> None:

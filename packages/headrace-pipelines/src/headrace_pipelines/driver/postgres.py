@@ -198,8 +198,10 @@ class PostgresBatches:
                 text = f"{where}, table {table}, {what}: rejected a value of batch {number} "
                 text += f"({type(cause).__name__}): correct the flow's SQL, or the table"
             elif state == _NO_RIGHT:
-                text += f": GRANT SELECT, INSERT, UPDATE ON {table}, {LEDGER} TO {to['user']}, and create "
-                text += f"{_LEDGER_COLUMNS} if the user may not create tables"
+                own = {LEDGER: _LEDGER_COLUMNS, **({SEQUENCES: _SEQUENCES_COLUMNS} if self._target else {})}
+                rights = f"SELECT, INSERT, UPDATE{', DELETE' if self._target else ''}"
+                text += f": GRANT {rights} ON {', '.join([table, *own])} TO {to['user']}, and create "
+                text += f"{' and '.join(own.values())} if the user may not create tables"
             elif state == _NO_UNIQUE_KEY:
                 text += (
                     f": the sink finds a row again by its keys, so ALTER TABLE {table} ADD UNIQUE ({', '.join(keys)})"

@@ -32,6 +32,8 @@ from yaml_table import table
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.timeout(1200)]
 
+KILLS = 2
+LIMIT_SECONDS = 450.0
 DEEP = b"[" * 100 + b"]" * 100
 ODD = [b'{"op":"c","after":{"id":1,"name":"\\ud800"}}', b'{"op":"c","after":{"id":1,"deep":' + DEEP + b"}}"]
 """Events with a row whose values JSON or a column may not hold as they are."""
@@ -176,19 +178,20 @@ def pipeline(topics: dict[str, str], postgres: PostgresServer, schema: Path) -> 
 async def run_with_kills(spec: dict[str, Any], kafka: Cluster, registry: str, folder: Path, history: History) -> Any:
     """Send the history in parts, and kill the driver in some of them. Returns the flows' status."""
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    history.send(300)
     async with running(spec, settings, folder, registry) as run:
-        for seconds in (0.2, 3.0):
-            history.send(150)
+        for _ in range(KILLS):
             before = run.status()["flows"]["table"]["input_records"]
-            await until(lambda before=before: run.status()["flows"]["table"]["input_records"] > before, run)
-            await asyncio.sleep(seconds)
+            await until(
+                lambda before=before: run.status()["flows"]["table"]["input_records"] > before, run, LIMIT_SECONDS
+            )
+            await asyncio.sleep(random.uniform(0, 2))
             pid = run.status()["driver_pid"]
             history.send(150)
             os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: run.status()["driver_pid"] not in (None, pid), run)
-        await until(lambda: run.readiness().ready, run)
-        history.send(50)
-        await until(lambda: all(f["lag_records"] == 0 for f in run.status()["flows"].values()), run)
+        await until(lambda: run.readiness().ready, run, LIMIT_SECONDS)
+        await until(lambda: all(f["lag_records"] == 0 for f in run.status()["flows"].values()), run, LIMIT_SECONDS)
         await run.drain(Deadline(SystemClock(), 100))
         status: Any = run.status()
         return status["flows"]

@@ -157,7 +157,7 @@ def test_columns_are_added_and_types_are_kept(batches: Batches, catalog: dict[st
 def test_an_error_names_the_catalog_without_its_secrets(batches: Batches) -> None:
     """One that cannot be reached is tried again."""
     uri = f"postgresql+psycopg://app:{PASSWORD}@127.0.0.1:1/postgres"
-    for more, kind in (({"uri": uri}, SinkUnavailable), ({"uri": f"x{PASSWORD}"}, SinkUnavailable)):
+    for more, kind in (({"uri": uri}, SinkUnavailable), ({"pool_pre_ping": PASSWORD}, PipelineInvalid)):
         with pytest.raises(kind, match=r"Iceberg table lake\.events: ") as raised:
             batches(**more).open()
         assert PASSWORD not in raised.value.description

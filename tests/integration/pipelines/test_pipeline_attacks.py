@@ -66,6 +66,32 @@ async def test_partitions_that_are_added_during_a_run_are_read_once(
     assert found == Counter((flow, number) for flow in (1, 2) for number in range(5000))
 
 
+async def test_partitions_that_are_added_are_read_in_real_time_mode(
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """From the next checkpoint on, from their beginning; no record is lost."""
+    source, out, settings = topic(1), topic(), KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    spec = {
+        "name": "quick",
+        "trigger": {"realtime": True, "checkpoint_seconds": 5},
+        "sources": {"a": {"topic": source, "schema": "id INT", "starting": "earliest"}},
+        "flows": {"f": {"sql": "SELECT id FROM a", "sink": {"topic": out}}},
+        "driver": {"cores": 4},
+    }
+    async with running(spec, settings, tmp_path) as run:
+        produce(kafka.bootstrap_servers, source, [b'{"id": %d}' % number for number in range(100)])
+        await until(lambda: run.readiness().ready, run)
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        admin.create_partitions([NewPartitions(source, 3)])[source].result(30)
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        for number in range(100, 400):
+            producer.produce(source, b'{"id": %d}' % number, partition=number % 3)
+        assert producer.flush(60) == 0
+        await until(lambda: read(run, "f") >= 400, run)
+        assert run.status()["restarts"] == 0
+    assert {row["id"] for row in await committed(kafka.bootstrap_servers, out)} == {*range(400)}
+
+
 @pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)"])
 async def test_python_that_always_fails_ends_its_flow(
     kafka: Cluster, topic: MakeTopic, tmp_path: Path, how: str

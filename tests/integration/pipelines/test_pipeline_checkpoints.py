@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,16 @@ from headrace_pipelines.checkpoints import Frozen, discard, preview
 from headrace_pipelines.driver_protocol import DriverTask
 from headrace_pipelines.runs import PipelineRun
 from headrace_pipelines.spec import PipelineSpec
-from tests.integration.pipelines.test_pipelines import QUICK, SCHEMA, produce_flights, read, rows, running, until
+from tests.integration.pipelines.test_pipelines import (
+    QUICK,
+    SCHEMA,
+    produce_flights,
+    read,
+    records_of,
+    rows,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.heavy
 FITS = "SELECT upper(carrier) AS up, carrier, count(*) AS n FROM flights WHERE hour < 99 GROUP BY carrier"
@@ -186,6 +197,34 @@ def test_removed_records_are_never_passed_over(
 
     produce_flights(kafka.bootstrap_servers, source, range(300))
     asyncio.run(main())
+
+
+@pytest.mark.long
+def test_what_compaction_removes_is_not_missing(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
+    """A flow that has read half continues where the positions that follow are gone; what is left is read once."""
+    source = topic(cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.01)
+    settings, out = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), topic()
+    spec = counting("compact", source, out)
+    spec["flows"]["f"] = {"sql": "SELECT id FROM flights", "sink": {"topic": out, "key": "id"}}
+
+    async def main() -> list[int]:
+        produce_flights(kafka.bootstrap_servers, source, range(300))
+        assert not await outcome(spec, settings, tmp_path, 300)
+        end = time.monotonic() + 120
+        for number in itertools.count(300, 100):  # each makes a segment
+            produce_flights(kafka.bootstrap_servers, source, range(number, number + 100))
+            await asyncio.sleep(0.2)
+            left = await records_of(settings, source)
+            if any(later.offset - first.offset > 1 for first, later in itertools.pairwise(left) if first.offset > 300):
+                break
+            assert time.monotonic() < end
+        assert not await outcome(spec, settings, tmp_path, 1)
+        return [*range(number, number + 100)]
+
+    newest = asyncio.run(main())
+    found = Counter(row["id"] for _, row in asyncio.run(rows(settings, out)))
+    assert found.keys() >= {*range(300), *newest}
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.long

@@ -32,6 +32,7 @@ _AWAY: Final = (
 """What may be right later: the catalog or the store cannot be reached, or rejects the login."""
 _SHOWN: Final = ("type", "warehouse")
 """Properties of a catalog that errors may show."""
+_LONGEST_TEXT: Final = 500
 _MAX_AGE: Final = "history.expire.max-snapshot-age-ms"
 _EXPIRE_EVERY: Final = 100
 _PROPERTIES: Final = {
@@ -157,8 +158,8 @@ class IcebergBatches:
             raise PipelineInvalid(f"{text}: correct the flow's SQL, sink.catalog, or the table") from None
 
     def _without_secrets(self, cause: Exception) -> str:
-        """Return the first line of an error; values of the catalog's properties are replaced by their names."""
-        text = next(iter(str(getattr(cause, "orig", None) or cause).split("\n")), "")
+        """Return the text of an error; values of the catalog's properties are replaced by their names."""
+        text = " ".join(str(getattr(cause, "orig", None) or cause).split())[:_LONGEST_TEXT]
         secrets = {name: value for name, value in self._properties.items() if name not in _SHOWN and len(value) > 3}
         with contextlib.suppress(ArgumentError):
             secrets["password"] = make_url(secrets.get("uri", "")).password or ""

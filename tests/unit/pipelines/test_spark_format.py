@@ -41,7 +41,7 @@ class Targets:
         self.has_topic = True
 
     def __call__(self, kafka: KafkaConfig, name: str, seconds: float, properties: Any = None) -> Any:
-        target = self.targets.setdefault(name, FakeTarget())
+        target: Any = self.targets.setdefault(name, FakeTarget())
 
         def look_up() -> int | None:
             if not self.has_topic:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pyarrow
@@ -217,7 +217,7 @@ def _writer_class(spark: Any) -> Any:
     compiler.setParentClassLoader(loader)
     compiler.setTargetVersion(_JAVA_LEVEL)
     compiler.cook(_SOURCE.read_text())
-    jar = Path(mkdtemp()) / "transaction-writer.jar"
+    jar = Path(os.environ["SPARK_LOCAL_DIRS"]) / "transaction-writer.jar"  # is emptied when a driver starts
     with zipfile.ZipFile(jar, "w") as archive:
         for name, code in compiler.getBytecodes().items():
             archive.writestr(f"{name.replace('.', '/')}.class", code)

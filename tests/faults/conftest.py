@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.runtime import child_environment, failpoints
 from headrace_devkit.testing import Cluster, StartHeadrace
+from headrace_pipelines import driver_process
 from tests.faults.ledger import Ledger
 from tests.faults.push_scenario import PushScenario
 
@@ -43,3 +46,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.config.getoption("--all") and not metafunc.definition.get_closest_marker("long"):
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(1, _LONG_REPETITIONS + 1))
+
+
+@pytest.fixture
+def failpoints_of_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Spark drivers have the failpoints of this process: a child sees no variable of Headrace otherwise."""
+
+    def environment(hidden: Collection[str]) -> dict[str, str]:
+        points = os.environ.get(failpoints.VARIABLE)
+        return child_environment(hidden) | ({failpoints.VARIABLE: points} if points else {})
+
+    monkeypatch.setattr(driver_process, "child_environment", environment)

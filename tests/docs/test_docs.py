@@ -44,6 +44,7 @@ from headrace_devkit.plan.rates import read_rates
 from headrace_devkit.testing import RecordingBackend, StartHeadrace
 from headrace_devkit.testing.secured import SecuredCluster
 from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.spark_project import load_project
 from headrace_pipelines.test_cases import load_test_case
 from tests.docs.forked_commands import forked_commands
 from tests.postgres_server import PostgresServer, binaries, postgres_server
@@ -59,6 +60,7 @@ EXAMPLES = {
     "values.yaml": lambda path: load_config(path.parent, {}),
     "function.yaml": lambda path: load_function(path, WholeFile()),
     "rates.yaml": read_rates,
+    "spark-pipeline.yaml": load_project,
 }
 BANNED = re.compile(
     r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"
@@ -103,7 +105,7 @@ def files_of(page: Path) -> Iterator[tuple[str, str]]:
     for block in blocks(page):
         if block.language in ("python", "yaml", "sql", *RUNTIMES):
             first = block.text.splitlines()[0]
-            named = re.fullmatch(r"(?:#|//|--) ([\w./]+\.(py|yaml|sql|mjs|java|go))", first)
+            named = re.fullmatch(r"(?:#|//|--) ([\w./-]+\.(py|yaml|sql|mjs|java|go))", first)
             assert named, f"{name_of(page)}: this block does not begin with its file's name: {first}"
             yield named[1], block.text
 

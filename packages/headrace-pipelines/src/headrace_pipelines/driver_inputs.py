@@ -12,12 +12,14 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import HeadraceError, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
 from headrace.runtime import run_blocking
+from headrace_jvm import ensure_artifacts
 from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import ConnectorSecurity, connector_options, for_server, refusal, with_registry
 from headrace_pipelines.driver_process import Toolchain, find_toolchain
 from headrace_pipelines.graph import require_cores, topics_written
 from headrace_pipelines.secrets_file import KAFKA, with_secrets
 from headrace_pipelines.sinks.batch_transactions import BATCHES_TOPIC
+from headrace_pipelines.spark_project import SparkProject
 from headrace_pipelines.spec import PipelineKafka, PipelineSpec
 
 
@@ -79,7 +81,7 @@ class InputSource:
             security=security.options,
             kafka=own,
             folder=self.folder,
-            jars=toolchain.jars,
+            jars=await jars_of(spec, toolchain),
             java_flags=toolchain.flags,
             topic_ids=topic_ids,
         )
@@ -110,6 +112,18 @@ class InputSource:
         if isinstance(event, driver_protocol.Failed) and event.error == driver_protocol.KAFKA_REFUSES:
             return msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
         return event
+
+
+async def jars_of(spec: PipelineSpec, toolchain: Toolchain) -> tuple[Path, ...]:
+    """Return the jars of a driver; those of Delta are fetched for the first project that needs them.
+
+    Raises:
+        EnvironmentProblem: A jar cannot be downloaded.
+    """
+    if not (isinstance(spec, SparkProject) and spec.uses_delta):
+        return toolchain.jars
+    folder = await run_blocking(ensure_artifacts, "delta")
+    return (*toolchain.jars, *sorted(folder.glob("*.jar")))
 
 
 async def _read_security(security: KafkaSecurity) -> ConnectorSecurity:

@@ -16,6 +16,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.section import Section
 from headrace_pipelines.report import FlowMetrics
 from headrace_pipelines.secrets_file import SECRETS_FILE, with_secrets
+from headrace_pipelines.spark_project import SparkProject
 from headrace_pipelines.spec import PipelineSpec
 
 Rows = list[dict[str, Any]]
@@ -50,7 +51,7 @@ class DriverTask(Section):
 class DriverPlan(Section):
     """Everything one driver process needs for a task with a pipeline."""
 
-    spec: PipelineSpec
+    spec: PipelineSpec | SparkProject
     """The pipeline to run."""
     bootstrap_servers: str
     """Kafka, as `host:port`, comma separated."""

@@ -10,11 +10,14 @@ from typing import Any, Self
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
+from headrace.extras import require
 from headrace.runtime import Service, run_blocking
 from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import connector_options, refusal, with_registry, write_secrets
+from headrace_pipelines.driver_inputs import jars_of
 from headrace_pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace_pipelines.load import sql_files_of
+from headrace_pipelines.spark_project import SparkProject
 from headrace_pipelines.spec import PipelineKafka, PipelineSpec
 from headrace_pipelines.sql import in_plain_words, reported_position
 
@@ -67,9 +70,11 @@ class TaskDriver(Service):
             DriverLost: The process has ended.
         """
         self._toolchain = self._toolchain or await find_toolchain()
+        if isinstance(spec, SparkProject):
+            require("connect", "a project of Spark Declarative Pipelines")
         security = await run_blocking(functools.partial(connector_options, kafka.security.in_use))
         security = with_registry(security, registry or SchemaRegistryConfig())
-        plan = self._plan(spec, kafka, task, self._toolchain, security.options)
+        plan = await self._plan(spec, kafka, task, self._toolchain, security.options)
         kept = self._driver if self._session == (spec.driver, security) else None
         if kept:
             driver = kept
@@ -94,7 +99,7 @@ class TaskDriver(Service):
         text = refusal(response.text, kafka, spec) if response.error == driver_protocol.KAFKA_REFUSES else response.text
         raise PipelineInvalid(self.sentence(file, {"part": response.part, "text": text, "stack": response.stack}))
 
-    def _plan(
+    async def _plan(
         self,
         spec: PipelineSpec,
         kafka: KafkaConfig,
@@ -108,7 +113,7 @@ class TaskDriver(Service):
             bootstrap_servers=kafka.bootstrap_servers,
             security=security,
             folder=self._folder,
-            jars=toolchain.jars,
+            jars=await jars_of(spec, toolchain),
             java_flags=(*_QUICK, *toolchain.flags),
             task=task,
         )

@@ -4,6 +4,7 @@ import msgspec
 
 from headrace.runtime import Clock
 from headrace_pipelines import driver_protocol
+from headrace_pipelines.spark_project import SparkProject
 from headrace_pipelines.spec import PipelineSpec
 from headrace_pipelines.status import RunStatus
 
@@ -50,7 +51,7 @@ class FlowWatch:
 
     def on_event(self, event: driver_protocol.AnyEvent) -> None:
         """Apply an event of the driver."""
-        if isinstance(event, driver_protocol.FlowRunning):
+        if isinstance(event, driver_protocol.FlowRunning) and not isinstance(self._spec, SparkProject):
             self._began[event.flow] = self._clock.monotonic()
         elif isinstance(event, driver_protocol.FlowProgress):
             self._began.pop(event.flow, None)

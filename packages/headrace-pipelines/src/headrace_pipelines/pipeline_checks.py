@@ -21,6 +21,17 @@ def _schema() -> dict[str, Any]:
     return document_schema("pipeline.yaml", PipelineSpec.model_json_schema())
 
 
+def _load_project(path: Path) -> object:
+    from headrace_pipelines.spark_project import load_project
+
+    return load_project(path)
+
+
+def _files(config: HeadraceConfig) -> list[Path]:
+    sections = config.section(PipelineSections)
+    return [*sections.pipelines, *sections.spark_pipelines]
+
+
 def _load(path: Path) -> object:
     from headrace_pipelines.load import load_pipeline
 
@@ -33,25 +44,27 @@ class PipelineChecks(FeatureChecks):
     schemas: Mapping[str, Callable[[], dict[str, Any]]] = {"pipeline": _schema}
 
     def loaders(self, config: HeadraceConfig | None) -> Mapping[str, Callable[[Path], object]]:
-        return {"pipelines": _load}
+        return {"pipelines": _load, "spark_pipelines": _load_project}
 
     def loads_libraries(self, config: HeadraceConfig) -> bool:
-        return bool(config.section(PipelineSections).pipelines)
+        return bool(_files(config))
 
     def watched_files(self, config: HeadraceConfig) -> Iterable[Path]:
-        for file in config.section(PipelineSections).pipelines:
+        for file in _files(config):
             yield from (path for path in file.parent.iterdir() if path.suffix in _WATCHED)
 
     def memory_bytes(self, config: HeadraceConfig) -> int:
-        files = config.section(PipelineSections).pipelines
-        if not files:
+        if not _files(config):
             return 0
         from headrace_pipelines.load import load_pipelines
+        from headrace_pipelines.spark_project import load_projects
 
-        return sum(one.driver.heap_bytes for one in load_pipelines(files) if not one.driver.remote)
+        sections = config.section(PipelineSections)
+        specs = [*load_pipelines(sections.pipelines), *load_projects(sections.spark_pipelines)]
+        return sum(one.driver.heap_bytes for one in specs if not one.driver.remote)
 
     async def machine(self, config: HeadraceConfig) -> Sequence[Finding]:
-        if not config.section(PipelineSections).pipelines:
+        if not _files(config):
             return ()
         from headrace_jvm import find_java
 

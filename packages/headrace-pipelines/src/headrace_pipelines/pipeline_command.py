@@ -44,6 +44,7 @@ from headrace_pipelines.load import load_pipeline, load_pipelines
 from headrace_pipelines.prepare import prepare as prepare_pipelines
 from headrace_pipelines.routes import PipelineEndpoints
 from headrace_pipelines.runs import PipelineRun
+from headrace_pipelines.spark_project import is_project, load_project, load_projects
 from headrace_pipelines.spec import PipelineSpec
 from headrace_pipelines.test_cases import differences, load_test_case
 
@@ -69,6 +70,8 @@ def pipeline() -> None:
 def run(file: Path, cluster: ClusterSettings, output: str) -> int:
     """Run one pipeline in the foreground, as `headrace run` does, and nothing else that headrace.yaml names.
 
+    The file may also be the `spark-pipeline.yml` of a project of Spark Declarative Pipelines.
+
     With `trigger.once` it ends when all present records are read, and a terminal shows a progress bar. Otherwise
     SIGTERM or Ctrl-C lets each flow finish its micro-batch.
 
@@ -76,10 +79,11 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
     """
     from headrace.app.app import run as run_everything
 
-    spec, settings = load_pipeline(file), cluster.file or WholeFile()
-    if spec.trigger.once:
+    settings, of_spark = cluster.file or WholeFile(), is_project(file)
+    if not of_spark and (spec := load_pipeline(file)).trigger.once:
         return asyncio.run(_run_once(spec, cluster, settings, output))
-    alone: dict[str, Any] = {"kafka": cluster.kafka, "pipelines": [file], "reactive_consumers": {}, "functions": []}
+    alone: dict[str, Any] = {"kafka": cluster.kafka, "reactive_consumers": {}, "functions": []}
+    alone |= {"pipelines": [] if of_spark else [file], "spark_pipelines": [file] if of_spark else []}
     return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 
@@ -128,10 +132,15 @@ def validate(files: Sequence[Path], sql: bool, output: str) -> None:
         return
     problems: list[str] = []
     with collected_warnings() as warnings:
+        projects = [file for file in files if is_project(file)]
         try:
-            load_pipelines(files, check=True)
+            load_pipelines([file for file in files if file not in projects], check=True)
         except PipelineInvalid as invalid:
             problems = invalid.description.splitlines()
+        try:
+            load_projects(projects)
+        except PipelineInvalid as invalid:
+            problems += invalid.description.splitlines()
     fine = "\n".join(f"{file}: ok" for file in files)
     print_check(PipelineInvalid, problems, warnings, fine, output)
 
@@ -144,10 +153,13 @@ async def plan(file: Path, graph: Path | None, cluster: ClusterSettings, output:
     """Let Spark resolve a pipeline without running it, and print graph, columns, guarantees and kept state.
 
     Each flow is compared with its checkpoint in the `state_dir` of headrace.yaml. What Spark or a checkpoint would
-    refuse later is refused now, with exit code 78.
+    refuse later is refused now, with exit code 78. Of a project of Spark Declarative Pipelines it is Spark's dry run.
 
     Example: headrace pipeline plan tolls.yaml --graph tolls.svg
     """
+    if is_project(file):
+        await _dry_run(file, cluster, output)
+        return
     spec = load_pipeline(file, check=True)
     if graph:
         graph.write_text(lineage_graph(spec, page=graph.suffix == ".html"))
@@ -168,6 +180,14 @@ async def plan(file: Path, graph: Path | None, cluster: ClusterSettings, output:
     print_result({**result, "problems": problems}, as_text(spec, found["parts"], checkpoints), output)
     if problems:
         raise PipelineInvalid("\n".join(problems))
+
+
+async def _dry_run(file: Path, cluster: ClusterSettings, output: str) -> None:
+    project = load_project(file)
+    async with TaskDriver.opened(debug=value_of("debug")) as driver:
+        task = DriverTask(kind="describe")
+        found = await driver.run_task(file, project, project.cluster(cluster.kafka), task, cluster.registry)
+    print_result({"ok": True, **found}, "\n".join(found["texts"]), output)
 
 
 @pipeline.command()

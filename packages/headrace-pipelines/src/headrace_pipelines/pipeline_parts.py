@@ -21,7 +21,8 @@ class PipelineParts(Parts):
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._running: RunningPipelines | None = None
-        if context.config.section(PipelineSections).pipelines:
+        sections = context.config.section(PipelineSections)
+        if sections.pipelines or sections.spark_pipelines:
             from headrace_pipelines.running_pipelines import RunningPipelines
 
             parts = needed.of(ConsumersParts)

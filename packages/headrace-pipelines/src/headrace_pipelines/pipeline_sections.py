@@ -11,7 +11,9 @@ from headrace.config.model import HeadraceConfig
 class PipelineSections(HeadraceConfig):
     """The file with the key of pipelines."""
 
-    one_process: ClassVar = frozenset(("pipelines",))
+    one_process: ClassVar = frozenset(("pipelines", "spark_pipelines"))
 
     pipelines: list[Path] = Field(default=[])
     """Pipeline files, relative to this file."""
+    spark_pipelines: list[Path] = Field(default=[])
+    """Files `spark-pipeline.yml` of projects of Spark Declarative Pipelines, relative to this file."""

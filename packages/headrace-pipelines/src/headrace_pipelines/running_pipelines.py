@@ -13,6 +13,7 @@ from headrace_pipelines.driver_process import check_heaps
 from headrace_pipelines.load import load_pipelines
 from headrace_pipelines.pipeline_sections import PipelineSections
 from headrace_pipelines.runs import PipelineRun
+from headrace_pipelines.spark_project import load_projects
 from headrace_pipelines.spec import PipelineSpec
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,9 @@ class RunningPipelines:
         self._internal = internal
         self.runs: dict[str, PipelineRun] = {}
         """The runs by name."""
-        for spec in check_heaps(load_pipelines(config.section(PipelineSections).pipelines)):
+        sections = config.section(PipelineSections)
+        specs = load_pipelines(sections.pipelines)
+        for spec in check_heaps([*specs, *load_projects(sections.spark_pipelines, specs)]):
             self.runs[spec.name] = self._run(spec)
 
     def _run(self, spec: PipelineSpec) -> PipelineRun:
@@ -46,8 +49,11 @@ class RunningPipelines:
         admin = self._consumers.topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
         folder, registry = config.state_dir / "pipelines", config.schema_registry
         run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
-        for flow, group in run.groups.items():
+
+        def add_flow(flow: str, group: str) -> None:
             self._consumers.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
+
+        run.watch_flows(add_flow)
         return run

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from headrace_pipelines.driver_process import DriverProcess, require_spark
 from headrace_pipelines.flow_watch import FlowWatch
 from headrace_pipelines.micro_batch_span import trace_micro_batch
 from headrace_pipelines.report import PipelineStatus
+from headrace_pipelines.spark_project import SparkProject
 from headrace_pipelines.spec import PipelineSpec
 from headrace_pipelines.status import OffsetPublisher, RunStatus
 
@@ -91,6 +93,8 @@ class PipelineRun(Service):
             EnvironmentProblem: pyspark, or the package that a sink needs, is not installed.
         """
         require_spark(remote=bool(self._spec.driver.remote))
+        if isinstance(self._spec, SparkProject):
+            require("connect", "a project of Spark Declarative Pipelines")
         for flow in self._spec.running.values():
             if flow.sink.requires:
                 require(*flow.sink.requires)
@@ -178,6 +182,12 @@ class PipelineRun(Service):
     def groups(self) -> dict[str, str]:
         """Flow to the consumer group that shows its progress."""
         return {name: self._spec.group(name) for name in self._spec.running}
+
+    def watch_flows(self, add: Callable[[str, str], None]) -> None:
+        """Call a function with each flow and its group; with those of a project when Spark first names them."""
+        self._status.on_flow = add
+        for flow, group in self.groups.items():
+            add(flow, group)
 
     def counts(self, flow: str) -> dict[str, int]:
         """Return how many records a flow has read since this process began, and how many of them were dropped."""
@@ -295,6 +305,8 @@ class PipelineRun(Service):
                 driver.kill()
             async for reported in driver.events():
                 event = self._source.explained(reported)
+                if (flow := str(getattr(event, "flow", ""))) and flow not in self._status.flows:
+                    self._status.add_flow(flow, self._spec.group(flow))  # of a project: Spark names its flows
                 self._status.apply(event)
                 if isinstance(
                     event, driver_protocol.SessionReady

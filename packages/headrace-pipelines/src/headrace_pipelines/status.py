@@ -39,6 +39,13 @@ class RunStatus:
         self.waits_for_folder = False
         """Whether the driver waits for another process."""
         self.flows = {name: FlowStatus(group=group, sink=sinks[name]) for name, group in groups.items()}
+        self.on_flow: Callable[[str, str], None] = lambda flow, group: None
+        """Called with a flow that is added, and its group."""
+
+    def add_flow(self, flow: str, group: str) -> None:
+        """Add a flow that was not known at the start."""
+        self.flows[flow] = FlowStatus(group=group)
+        self.on_flow(flow, group)
 
     def driver_started(self, *, planned: bool = False) -> None:
         """Count the start of a driver process; a `planned` one leaves the run ready."""

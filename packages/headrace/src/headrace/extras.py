@@ -34,7 +34,7 @@ MODULES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Modules by extra."""
 _GUESTS: Final = """
-pipelines: section pipelines, command pipeline, path /adm/pipelines, schema pipeline
+pipelines: section pipelines, section spark_pipelines, command pipeline, path /adm/pipelines, schema pipeline
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console

@@ -23,11 +23,13 @@ from headrace_pipelines.checkpoints import progressed
 from headrace_pipelines.driver.failures import PartFailed, failure_event, part
 from headrace_pipelines.driver.flows import end_batches, start_flow
 from headrace_pipelines.driver.progress import ProgressReader
+from headrace_pipelines.driver.project_runs import run_project
 from headrace_pipelines.driver.session import spark_session
 from headrace_pipelines.driver.source_tables import register_source
 from headrace_pipelines.driver.tasks import serve_requests
 from headrace_pipelines.driver.views import register_view
 from headrace_pipelines.graph import ordered_views
+from headrace_pipelines.spark_project import SparkProject
 
 _POLL_SECONDS = 0.1
 _WORK_SECONDS = 5.0
@@ -43,7 +45,9 @@ def main() -> int:
     try:
         with spark_session(plan, lambda owner: send(driver_protocol.FolderInUse(owner))) as spark:
             send(driver_protocol.SessionReady(round(time.monotonic() - began, 2)))
-            if plan.task.kind == "run":
+            if plan.task.kind == "run" and isinstance(plan.spec, SparkProject):
+                run_project(spark, plan, plan.spec, send)
+            elif plan.task.kind == "run":
                 _register(spark, plan)
                 run_flows(spark, plan, send)
             else:

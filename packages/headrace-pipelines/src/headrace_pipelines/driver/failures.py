@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Self
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
@@ -76,6 +77,13 @@ class PartFailed(Exception):
     def __init__(self, cause: Exception, part: str) -> None:
         super().__init__(part)
         self.event = failure_event(cause, part)
+
+    @classmethod
+    def of(cls, event: driver_protocol.Failed) -> Self:
+        """Return the failure of an event."""
+        failure = cls(RuntimeError(event.text), event.part)
+        failure.event = event
+        return failure
 
 
 @contextlib.contextmanager

@@ -23,9 +23,13 @@ _SUMS = ("numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")
 class ProgressReader:
     """Reports a query's progress without missing a micro-batch."""
 
-    def __init__(self, plan: DriverPlan, query: StreamingQuery, sink: BatchWriter | None, send: SendEvent) -> None:
+    def __init__(
+        self, plan: DriverPlan, query: StreamingQuery, sink: BatchWriter | None, send: SendEvent, flow: str = ""
+    ) -> None:
+        """Read the progress of a query, which has the name of its flow unless another one is given."""
         self._spec = plan.spec
         self.query = query
+        self._flow = flow or query.name
         self._sink = sink
         self._send = send
         self._newest = ""
@@ -64,12 +68,12 @@ class ProgressReader:
             recent = reversed(self.query.recentProgress)  # not compared by time, because clocks are set back
             for progress in reversed([*itertools.takewhile(lambda each: each["timestamp"] != before, recent)]):
                 self._newest = progress["timestamp"]
-                event = to_event(self.query.name, progress)
+                event = to_event(self._flow, progress)
                 self.batch_id, self._lag = event.batch_id, event.lag_records
                 self._send(event)
         if not self._running and (self._newest or not self._message.startswith(("Initializing", _GETTING_OFFSETS))):
             self._running = True
-            self._send(FlowRunning(self.query.name))
+            self._send(FlowRunning(self._flow))
         return self._newest != before
 
     def report_work(self, tracker: StatusTracker) -> None:
@@ -80,7 +84,7 @@ class ProgressReader:
         work = job, sum(stage.numCompletedTasks for stage in stages if stage)
         if work != self._work:
             self._work = work
-            self._send(FlowWorking(self.query.name))
+            self._send(FlowWorking(self._flow))
 
 
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:

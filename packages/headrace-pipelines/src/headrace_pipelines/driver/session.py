@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,7 @@ from headrace_pipelines.checkpoints import locked
 from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.secrets_file import SECRETS_FILE
 from headrace_pipelines.sources import texts
+from headrace_pipelines.spark_project import SparkProject
 
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes
@@ -32,6 +33,8 @@ _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemory
 _TASK_FAILURES = 4  # without this limit, tasks in the driver's process are not retried
 _SETTINGS = Path(__file__).with_name("spark.properties")
 _LOOPBACK = "127.0.0.1"
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _PROVIDERS = "org.apache.kafka.automatic.config.providers=org.apache.kafka.common.config.provider.FileConfigProvider"
 _LISTS = {"extraJavaOptions": " ", "extraClassPath": os.pathsep, "spark.jars": ",", "spark.files": ","}
 """Ends of the names of settings that are appended to those of Headrace, with their separators."""
@@ -70,6 +73,8 @@ def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[
 @contextlib.contextmanager
 def _local(plan: DriverPlan, lock: IO[str]) -> Iterator[SparkSession]:
     """Give the session of a JVM of this process."""
+    if isinstance(plan.spec, SparkProject):
+        os.environ[_TOKEN] = os.urandom(32).hex()  # not a setting, which process lists would show
     conf = SparkConf(loadDefaults=False).setAll(list(settings(plan).items()))
     gateway: Any = launch_gateway(conf, {"pass_fds": (lock.fileno(),)})  # type: ignore[no-untyped-call]
     if token_url := plan.security.get("kafka.sasl.oauthbearer.token.endpoint.url"):
@@ -149,7 +154,36 @@ def settings(plan: DriverPlan) -> dict[str, str]:
     for name, value in texts(driver.settings).items():
         separator = next((each for end, each in _LISTS.items() if name.endswith(end)), None)
         found[name] = f"{found[name]}{separator}{value}" if separator and name in found else value
+    if isinstance(plan.spec, SparkProject):
+        if not plan.spec.storage.startswith("file:") and _MANAGER not in plan.spec.configuration:
+            del found[_MANAGER]  # that of Headrace is for a local disk
+        found |= _of_project(plan, plan.spec, found)
     return found
+
+
+def _of_project(plan: DriverPlan, project: SparkProject, found: Mapping[str, str]) -> dict[str, str]:
+    """Return what a project needs: a server for its definitions, and a catalog that outlasts the JVM.
+
+    With a catalog in memory, the next JVM would not know the tables whose checkpoints it continues.
+    """
+    given = project.configuration
+    more = {
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": _LOOPBACK,
+        "spark.connect.grpc.binding.port": "0",
+    }
+    if plan.task.kind == "run":
+        more["spark.sql.warehouse.dir"] = given.get("spark.sql.warehouse.dir", str(plan.folder / "warehouse"))
+        if "spark.sql.catalogImplementation" not in given:
+            database = f"jdbc:derby:;databaseName={plan.folder / 'catalog'};create=true"
+            more |= {"spark.sql.catalogImplementation": "hive", "spark.hadoop.javax.jdo.option.ConnectionURL": database}
+    if project.uses_delta:
+        delta = {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        }
+        more |= {name: value for name, value in delta.items() if name not in found}
+    return more
 
 
 def send_code(send: Callable[[str], None], plan: DriverPlan) -> None:

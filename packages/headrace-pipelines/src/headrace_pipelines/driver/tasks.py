@@ -23,11 +23,13 @@ from headrace_pipelines.driver.failures import PartFailed, failure_event, part
 from headrace_pipelines.driver.fingerprint import frozen_of, kept_rows, state_of
 from headrace_pipelines.driver.flows import rows_of_flow
 from headrace_pipelines.driver.kafka_rows import BROKEN, to_json, with_rules
+from headrace_pipelines.driver.project_runs import dry_run
 from headrace_pipelines.driver.source_tables import CORRUPT, register_source
 from headrace_pipelines.driver.stepped_query import run_steps
 from headrace_pipelines.driver.views import rows_of
 from headrace_pipelines.graph import ordered_views, paths_read
 from headrace_pipelines.sources import CORRUPT_RECORDS, TableSource
+from headrace_pipelines.spark_project import SparkProject
 from headrace_pipelines.spec import QuerySpec
 from headrace_pipelines.sql import without_streaming
 
@@ -70,6 +72,8 @@ def _response_of(spark: SparkSession, plan: driver_protocol.DriverPlan) -> drive
 def _describe(spark: SparkSession, plan: driver_protocol.DriverPlan) -> dict[str, Any]:
     """Return the columns of each part, the state that each flow keeps, what its checkpoint would freeze, and what
     Spark rejects."""
+    if isinstance(plan.spec, SparkProject):
+        return dry_run(spark, plan.spec)
     java: Any = spark._jvm
     check = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming
     parts: dict[str, Any] = {}

@@ -118,6 +118,7 @@ GUARANTEES = {
     "an output topic of a function": of_model(KafkaTrigger),
     "a topic of a pipeline": of_sink(topic="t"),
     "a PostgreSQL table of a pipeline": of_sink(postgres={"database": "d", "user": "u"}, table="t"),
+    "a Delta or Iceberg table of a pipeline": of_sink(delta="t") | of_sink(iceberg="a.t", catalog={"type": "sql"}),
     "files of a pipeline": of_sink(files="f"),
 }
 

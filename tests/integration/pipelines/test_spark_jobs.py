@@ -20,7 +20,7 @@ from headrace_devkit.testing.scenario import Scenario
 from headrace_jvm import ensure_artifacts, find_java
 from tests.integration.pipelines.test_pipelines import produce
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 JOB = Path(__file__).parents[2] / "plain_spark_job.py"
 PER_BATCH = 100
@@ -81,7 +81,7 @@ class PlainJob:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, 12])
 @pytest.mark.timeout(900)
 def test_each_record_is_written_once_over_kills(
     kafka: Cluster, topic: MakeTopic, site: Scenario, tmp_path: Path, kills: int
@@ -102,7 +102,6 @@ def test_each_record_is_written_once_over_kills(
     assert len(site.records(target)) == len(values)
 
 
-@pytest.mark.long
 def test_rows_go_to_a_format_and_to_a_function(kafka: Cluster, tmp_path: Path) -> None:
     """Paths are relative to the pipeline file. A format that is missing, and a function that fails, are named."""
     (tmp_path / "given").mkdir()

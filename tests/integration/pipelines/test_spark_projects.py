@@ -28,7 +28,7 @@ from headrace_pipelines.runs import PipelineRun
 from headrace_pipelines.spark_project import load_project
 from tests.integration.pipelines.test_pipelines import LIMIT_SECONDS, gone, in_group, produce, rows, until
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 PROJECTS = Path(__file__).parents[2] / "spark_projects"
 
@@ -101,7 +101,6 @@ async def test_kafka_to_kafka_over_a_kill_of_the_jvm(
     assert sum((await Admin(config).committed("headrace.tolls.passages")).values()) == 160
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["sensors", "facts", "accounts"])
 async def test_projects_of_others_run_over_a_restart(
     name: str, kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

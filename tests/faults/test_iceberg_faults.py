@@ -20,7 +20,7 @@ from tests.integration.pipelines.test_pipelines import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.usefixtures("failpoints_of_drivers")]
 KILLS = int(os.environ.get("HEADRACE_TEST_KILLS", "10"))
-LIVES = ["", "iceberg.produced=crash@2", "iceberg.committed=crash@2"]
+LIVES = ["", "batch.iceberg.produced=crash@2", "batch.iceberg.committed=crash@2"]
 """Where a driver is killed: at a random moment, before the commit, or between it and Spark's checkpoint."""
 FOLDERS = ["checkpoints", "plans"]
 

@@ -20,7 +20,7 @@ from tests.faults.test_pipeline_faults import BATCH, Copying, kill_driver
 from tests.integration.pipelines.test_pipelines import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.usefixtures("failpoints_of_drivers")]
-POINTS = ("delta.produced", "delta.committed")
+POINTS = ("batch.delta.produced", "batch.delta.committed")
 
 
 def ids(table: Path) -> list[int]:

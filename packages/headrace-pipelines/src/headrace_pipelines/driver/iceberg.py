@@ -91,7 +91,7 @@ class IcebergBatches:
                 except _CONFLICTS:
                     if attempt == _ATTEMPTS - 1:
                         raise
-            reach("iceberg.committed")
+            reach("batch.iceberg.committed")
         self._next = number + 1
 
     def poll(self) -> None:
@@ -119,7 +119,7 @@ class IcebergBatches:
             oldest = datetime.datetime.now(datetime.UTC) - datetime.timedelta(milliseconds=int(age))
             table.maintenance.expire_snapshots().older_than(oldest).commit()
         table.metadata = _view_of(table)
-        reach("iceberg.produced")
+        reach("batch.iceberg.produced")
         with table.transaction() as transaction:
             transaction.update_schema().union_by_name(rows.schema).commit()
             transaction.set_properties({self._key: f"{self._query} {number + 1} {digest or '-'}"})

@@ -86,14 +86,14 @@ class DeltaBatches:
             if self._table and self._table.transaction_version(self._query) != self._last:
                 # The library may have read further commits, so that this one would not conflict with them.
                 raise SinkUnavailable(f"another process also writes the batches of {self._query}: stop one of them")
-            reach("delta.produced")
+            reach("batch.delta.produced")
             if not (self._keys and self._table):
                 self._append(rows, properties)
             else:
                 self._merge(rows, properties)
                 if self._table.transaction_version(self._query) != number:
                     self._append(rows.slice(0, 0), properties)  # the library commits no merge that changes nothing
-        reach("delta.committed")
+        reach("batch.delta.committed")
         self._last = number
         self._unseen += 1
         if self._unseen >= _MOST_SMALL_FILES:

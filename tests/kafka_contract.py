@@ -149,6 +149,11 @@ async def a_topic_is_made_like_another_one(clients: Clients) -> None:
     for partitions in (0, 7):
         await admin.ensure_topic_like(names[0], clients.topic, partitions)
     await admin.ensure_topic_like(names[1], clients.topic, 1)
+
+    async def are_known() -> bool:  # a broker learns of a topic later than its controller
+        return len(await admin.topic_ids(names)) == len(names)
+
+    await until(are_known)
     assert [len((await admin.describe_topic(name)).partitions) for name in names] == [2, 1]
     assert set(names) <= {topic.name for topic in await admin.list_topics()}
     assert len(set((await admin.topic_ids([*names, clients.topic])).values())) == 3

@@ -91,8 +91,8 @@ class Passages:
 
 def driver_of(table: TableProcess) -> int:
     """Return the process id of the driver once it has flows that run; 0 until then."""
-    status = table.send("GET", "/pipelines").body["pipelines"][0]
-    return int(status["driver_pid"] or 0) if status["state"] == "running" else 0
+    status = table.send("GET", "/adm/pipelines").body["pipelines"][0]
+    return int(status["driverPid"] or 0) if status["state"] == "running" else 0
 
 
 def kill_driver(table: TableProcess) -> None:

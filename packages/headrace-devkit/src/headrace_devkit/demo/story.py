@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import click
 import yaml
+from deltalake import DeltaTable
 
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import quiet_client
@@ -45,6 +46,7 @@ _GROUPS = (
     "long-delays",
     "headrace.delays.delays_by_hour",
     "headrace.delays.long_delays",
+    "headrace.delays.delays_lake",
     "headrace.query.alarms",
 )
 _FLIGHTS = "SELECT CAST(coalesce(sum(flights), 0) AS BIGINT) AS flights FROM delays"
@@ -63,10 +65,10 @@ _SETTLE_SECONDS = 360.0
 def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.
 
-    Flights are posted over HTTP as Avro. A function joins names, exactly once; a Spark pipeline computes delays. A
-    reactive consumer pushes long delays, in key order, to a backend. The backend is unavailable at first and fails on
-    purpose for a few records. These are retried, become dead letters and are redriven. At the end it prints a table of
-    counts; the exit code is 0 only if every count is exact.
+    Flights are posted over HTTP as Avro. A function joins names, exactly once; a Spark pipeline computes delays, also
+    into a Delta table. A reactive consumer pushes long delays, in key order, to a backend. The backend is unavailable
+    at first and fails on purpose for a few records. These are retried, become dead letters and are redriven. At the end
+    it prints a table of counts; the exit code is 0 only if every count is exact.
 
     Example: headrace demo
     """
@@ -100,6 +102,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lake = folder / "lake"
         self._cluster = Cluster(folder / "kafka")
         self._registry = Registry(folder / "registry")
         self._backend = RecordingBackend()
@@ -182,7 +185,8 @@ class Story:
         final = await ledger.exact()
         self._mark("redriven")
         (response,) = await self._ask(headrace.url, _FLIGHTS)
-        ok = self._table(planned, posted, settled, final, response["flights"])
+        in_lake = await run_blocking(lambda: DeltaTable(self._lake).to_pyarrow_dataset().count_rows())
+        ok = self._table(planned, posted, settled, final, response["flights"], in_lake)
         click.echo("  worst hours, by SQL over the table of flights.delays:")
         for row in await self._ask(headrace.url, _WORST):
             click.echo(
@@ -243,7 +247,13 @@ class Story:
         return rows
 
     def _table(
-        self, planned: Expected, posted: int, settled: FlightCounts, final: FlightCounts, flights_in_table: int
+        self,
+        planned: Expected,
+        posted: int,
+        settled: FlightCounts,
+        final: FlightCounts,
+        flights_in_table: int,
+        rows_in_lake: int,
     ) -> bool:
         rows = [
             ("flights in the file = posted and acknowledged", planned.flights, posted),
@@ -252,6 +262,7 @@ class Story:
             ("= the same by SQL over a table of that topic", planned.flights, flights_in_table),
             ("long delays in the file = rows from the pipeline", planned.long_delays, final.long_delays),
             ("= delivered to the backend", planned.long_delays, final.delivered),
+            ("= rows of a Delta table, read without Spark", planned.long_delays, rows_in_lake),
             ("waited in the retry topic for a second attempt", planned.refused, settled.delayed),
             ("dead letters before the redrive", planned.refused, settled.dead_letters_left),
             ("dead letters left after it", 0, final.dead_letters_left),
@@ -290,6 +301,7 @@ class Story:
             "BACKEND_URL": self._backend.url,
             "ALARMS_URL": self._alarms.url,
             "DEMO_FILES": str(FILES),
+            "LAKE": str(self._lake),
         }
         config = yaml.safe_load((FILES / "headrace.yaml").read_text())
         if self._console_port:

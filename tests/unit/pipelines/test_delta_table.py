@@ -217,6 +217,22 @@ def test_small_files_are_compacted_and_removed_later(
     assert len([*Path(folder).rglob("*.parquet")]) <= 8 * parts + 2
 
 
+def test_files_of_others_below_the_folder_are_kept(
+    folder: str, batches: Batches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vacuum would remove other tables, and all that is not the table's; it says which file is in its way."""
+    monkeypatch.setattr(delta_batches, "_MOST_SMALL_FILES", 2)
+    other = Path(folder, "orders")
+    target = batches(options={"delta.deletedFileRetentionDuration": "interval 0 seconds"})
+    target.open()
+    target.write(0, rows(0))
+    write_deltalake(str(other), rows(1))
+    for number in range(1, 4):
+        target.write(number, rows(number))
+    assert (read(str(other)), read(folder)) == ([1], [0, 1, 2, 3])
+    assert "files of others, such as orders/" in capsys.readouterr().err
+
+
 def test_a_store_that_is_away_is_waited_for() -> None:
     """The error can go away, and quotes no option."""
     options = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": True, "max_retries": 0, "aws_region": "x"}

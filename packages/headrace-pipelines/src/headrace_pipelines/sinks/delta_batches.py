@@ -32,6 +32,8 @@ _DIGEST: Final = ".digest"
 """Appended to the name of a query: the application whose version is the digest of the last batch, as a number."""
 _NOT_IN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=]")
 _VALUES: Final = re.compile(r"'[^']*'")
+_DATA_FILE: Final = re.compile(r"(_change_data/)?([^/]+=[^/]*/)*(part-[^/]+\.parquet|deletion_vector_[^/]+\.bin)")
+"""A file of rows, from the folder of the table on."""
 
 
 class DeltaBatches:
@@ -178,11 +180,20 @@ class DeltaBatches:
                     self._unseen = _MOST_SMALL_FILES  # continues after the next batch
                     break
             if self._vacuumed is None or began - self._vacuumed > _VACUUM_SECONDS:
-                self._table.vacuum(dry_run=False, full=True)
                 self._vacuumed = began
+                self._vacuum(self._table)
         except Exception as cause:  # noqa: BLE001 boundary: the rows are written, and the next look may succeed
             text = f"table {self._path}: small files were not compacted, will retry: {_described(cause)}"
             print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def _vacuum(self, table: DeltaTable) -> None:
+        """Remove files that Delta keeps no longer. The library would remove those of others from the folder as well."""
+        old = table.vacuum(dry_run=True, full=True)
+        if others := [file for file in old if not _DATA_FILE.fullmatch(file)]:
+            text = f"has files of others, such as {others[0]}, so no old file is removed: move them elsewhere"
+            print(f"table {self._path}: its folder {text}", file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            table.vacuum(dry_run=False, full=True)
 
     def _crowded(self) -> list[list[tuple[str, str, Any]]]:
         """Return the partitions with many small files, as filters, the most crowded first."""

@@ -155,6 +155,11 @@ class DeltaBatches:
                 raise PipelineInvalid(f"table {self._path}, column {field.name} {text} in the flow's SQL")
         if missing := set(self._partition_by) - set(schema.names):
             raise PipelineInvalid(f"sink.partition_by names {sorted(missing)[0]}, which the flow does not have")
+        for kind, name in ((schema.field(name).type, name) for name in self._partition_by):
+            if types.is_decimal(kind) or types.is_floating(kind) or types.is_binary(kind) or types.is_nested(kind):
+                raise PipelineInvalid(
+                    f"sink.partition_by: {name} is {kind}, which the library spoils: cast it to STRING"
+                )
         if self._table:
             there = pyarrow.schema(self._table.schema().to_arrow())
             known = {field.name: _stored(field) for field in there}

@@ -34,7 +34,7 @@ def batch(rows: str) -> Any:
 
 
 def sink(
-    target: FakeTarget, checkpoint: Path, *, planned: int = -1, accepts: bool = False, reads: list[int] | None = None
+    target: FakeTarget, checkpoint: Path, *, planned: int = -1, reads: list[int] | None = None, **more: bool
 ) -> ExactlyOnceSink:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     for number in range(planned + 1):
@@ -50,7 +50,7 @@ def sink(
             reads.append(number)
         return batch.toArrow()
 
-    return ExactlyOnceSink("f", make, checkpoint, accepts=accepts, read=read)
+    return ExactlyOnceSink("f", make, checkpoint, **{"accepts": False, "expires": True, **more}, read=read)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,15 @@ def test_a_batch_after_a_restart_is_written_once_or_refused(
     else:
         write(batch("rows"), number)
         assert (target.rows, target.number) == (accepted, number + 1)
+
+
+def test_a_table_without_a_number_has_lost_its_rows(tmp_path: Path) -> None:
+    """Its numbers do not expire: it was deleted, or is not where it was. The first batch of a checkpoint makes it."""
+    for number, refusal in ((0, ""), (6, "it has none")):
+        target = FakeTarget(None)
+        with pytest.raises(PipelineInvalid, match=refusal) if refusal else contextlib.nullcontext():
+            sink(target, tmp_path, planned=5, expires=False)(batch("rows"), number)
+        assert target.rows == ([] if refusal else ["rows"])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

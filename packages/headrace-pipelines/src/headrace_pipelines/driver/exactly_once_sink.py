@@ -41,6 +41,7 @@ class ExactlyOnceSink:
         checkpoint: Path,
         *,
         accepts: bool,
+        expires: bool = False,
         read: Callable[[DataFrame, int], Any] = lambda batch, number: batch.toArrow(),
     ) -> None:
         """Prepare.
@@ -50,11 +51,13 @@ class ExactlyOnceSink:
             make: Makes the target for the id of the query, which is new with each checkpoint.
             checkpoint: Folder of the flow's checkpoint.
             accepts: Whether a batch in doubt is written, perhaps a second time.
+            expires: Whether the target forgets its number in time; another one without a number has lost its rows.
             read: Returns the rows of a batch for the target.
         """
         self._flow = flow
         self._make = make
         self._accepts = accepts
+        self._expires = expires
         self._read = read
         self._offsets = checkpoint / "offsets"
         planned = (int(file.name) for file in self._offsets.glob("*") if file.name.isdigit())
@@ -105,7 +108,7 @@ class ExactlyOnceSink:
             self._next, self._is_open = self._target.open(), True
         known = self._next
         changed = self._target.digest not in ("", digest)
-        is_new = known is None and not 0 < number <= self._tried
+        is_new = known is None and (number == 0 or (self._expires and number > self._tried))
         decision = decide(number, known, changed=changed, may_lag=is_new, accepts=self._accepts)
         if self._target.digest == REAL_TIME and not self._accepts:
             decision = "unknown"

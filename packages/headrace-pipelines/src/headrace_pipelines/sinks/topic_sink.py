@@ -162,14 +162,14 @@ class KafkaSink(ChangeSink):
             return (newest_records(batch) if self.sequence_by else batch).toArrow()
 
         if self.scope == "batch":
-            return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, read=in_driver)
+            return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, expires=True, read=in_driver)
         from headrace_pipelines.driver.task_sink import TaskWriter
 
         def in_tasks(batch: DataFrame, number: int) -> Any:
             write = TaskWriter(f"{flow.group}.{query_of(batch)}", number, limit, flow.secrets, accepts)
             return write.all_of(newest_records(batch) if self.sequence_by else batch, flow.tasks)
 
-        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, read=in_tasks)
+        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, expires=True, read=in_tasks)
 
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
         """Return a writer to the batches or of rows with positions, or that of Spark's connector."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -154,6 +155,17 @@ def test_columns_are_added_and_types_are_kept(batches: Batches, catalog: dict[st
     assert (rows[1]["name"], rows[1]["tags"]) == ("n", None)
 
 
+def test_a_clock_that_was_set_back_is_waited_for(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines in Java reject a table whose snapshots are more than a minute out of order."""
+    target, real = batches(), time.time
+    target.open()
+    target.write(0, ids(0))
+    with monkeypatch.context() as patch, pytest.raises(SinkUnavailable, match="correct the clock"):
+        patch.setattr(time, "time", lambda: real() - 90)
+        target.write(1, ids(1))
+    target.write(1, ids(1))
+
+
 def test_an_error_names_the_catalog_without_its_secrets(batches: Batches) -> None:
     """One that cannot be reached is tried again."""
     uri = f"postgresql+psycopg://app:{PASSWORD}@127.0.0.1:1/postgres"
@@ -161,3 +173,6 @@ def test_an_error_names_the_catalog_without_its_secrets(batches: Batches) -> Non
         with pytest.raises(kind, match=r"Iceberg table lake\.events: ") as raised:
             batches(**more).open()
         assert PASSWORD not in raised.value.description
+    for length in range(480, 500):  # near the end of the longest text
+        text = batches(uri=uri)._without_secrets(ValueError(f"{'a' * length} {PASSWORD}"))
+        assert PASSWORD[:4] not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -35,6 +36,8 @@ _SHOWN: Final = ("type", "warehouse")
 _LONGEST_TEXT: Final = 500
 _MAX_AGE: Final = "history.expire.max-snapshot-age-ms"
 _EXPIRE_EVERY: Final = 100
+_CLOCK_SECONDS: Final = 60
+"""Other engines reject a table whose snapshots are more out of order."""
 _PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -111,6 +114,9 @@ class IcebergBatches:
         table = self._loaded() or self._created(rows)
         if self._state_of(table)[0] != self._next:
             raise SinkUnavailable(f"another process also writes the batches of {self._key}: stop one of them")
+        if (ahead := table.metadata.last_updated_ms / 1000 - time.time()) > _CLOCK_SECONDS:
+            # pyiceberg would write it, and Java's engines could not read the table: they want times in order.
+            raise SinkUnavailable(f"Iceberg table {self._table} was changed {ahead:.0f} s after now: correct the clock")
         columns = [field.name for field in table.spec().fields]
         if self._partition_by and columns != self._partition_by:
             has = ", ".join(columns) or "none"
@@ -159,13 +165,13 @@ class IcebergBatches:
 
     def _without_secrets(self, cause: Exception) -> str:
         """Return the text of an error; values of the catalog's properties are replaced by their names."""
-        text = " ".join(str(getattr(cause, "orig", None) or cause).split())[:_LONGEST_TEXT]
+        text = " ".join(str(getattr(cause, "orig", None) or cause).split())
         secrets = {name: value for name, value in self._properties.items() if name not in _SHOWN and len(value) > 3}
         with contextlib.suppress(ArgumentError):
             secrets["password"] = make_url(secrets.get("uri", "")).password or ""
         for name, value in secrets.items():
             text = text.replace(value, f"<{name}>") if value else text
-        return text
+        return text[:_LONGEST_TEXT]
 
 
 def _view_of(table: Table) -> TableMetadata:

@@ -81,6 +81,23 @@ def test_a_batch_after_a_restart_is_written_once_or_refused(
         assert (target.rows, target.number) == (accepted, number + 1)
 
 
+@pytest.mark.parametrize("name", ["2", "2.compact"])
+def test_a_number_of_files_stands_for_the_same_files(tmp_path: Path, name: str) -> None:
+    """A file source counts its batches. So an old checkpoint has the same end with other files, which were skipped."""
+    target, files = FakeTarget(), tmp_path / "sources/1"
+    files.mkdir(parents=True)
+    (files / "20").write_text("of another batch")
+    (files / name).write_text('v1\n{"path":"file:///a","batchId":2}')
+    write = sink(target, tmp_path)
+    (tmp_path / "offsets/0").write_text('v1\n{}\n{"t":{"0":2}}\n{"logOffset":2}')
+    write(batch("rows"), 0)
+    sink(target, tmp_path)(batch("rows"), 0)
+    assert target.rows == ["rows"]
+    (files / name).write_text('v1\n{"path":"file:///a","batchId":2}\n{"path":"file:///b","batchId":2}')
+    with pytest.raises(PipelineInvalid, match="batch 0 with other records"):
+        sink(target, tmp_path)(batch("more rows"), 0)
+
+
 def test_a_table_without_a_number_has_lost_its_rows(tmp_path: Path) -> None:
     """Its numbers do not expire: it was deleted, or is not where it was. The first batch of a checkpoint makes it."""
     for number, refusal in ((0, ""), (6, "it has none")):

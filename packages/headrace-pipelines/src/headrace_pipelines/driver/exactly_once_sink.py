@@ -132,8 +132,15 @@ class ExactlyOnceSink:
         """Return a digest of where a batch ends in its sources: if Spark lost its plan, it plans another end."""
         with contextlib.suppress(OSError):
             ends = (self._offsets / str(number)).read_text().splitlines()[2:]
-            return hashlib.sha256("\n".join(ends).encode()).hexdigest()[:16]
+            files = [text for source, end in enumerate(ends) for text in self._files(source, end)]
+            return hashlib.sha256("\n".join([*ends, *files]).encode()).hexdigest()[:16]
         return ""
+
+    def _files(self, source: int, end: str) -> list[str]:
+        """Return the files of a batch of a file source, whose end is a number, whatever files it stands for."""
+        number = end.removeprefix('{"logOffset":').removesuffix("}")
+        logs = (self._offsets.parent / "sources" / str(source)).glob(f"{number}*") if number.isdigit() else []
+        return [log.read_text() for log in logs if log.name in (number, f"{number}.compact")]
 
     def _write(self, number: int, rows: Any, digest: str) -> None:
         try:

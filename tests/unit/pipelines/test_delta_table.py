@@ -157,6 +157,18 @@ def test_columns_come_and_go_and_keep_their_type(folder: str, target: DeltaBatch
     assert read(folder) == [1, 2, 3]
 
 
+def test_what_a_table_never_accepts_stops_the_flow(folder: str, target: DeltaBatches) -> None:
+    """The error has no value of a row; the number stays."""
+    target.write(0, rows(1))
+    DeltaTable(folder).alter.add_constraint({"positive": "id > 0"})
+    assert target.open() == 1
+    for refused in (target, DeltaBatches(f"{folder}2", {"delta.nonsense": "1"}, [], [], "q")):
+        with pytest.raises(PipelineInvalid, match=r"failed validation|property") as raised:
+            refused.write(1, rows(-77))
+        assert "77" not in raised.value.description
+    assert (target.open(), read(folder)) == (1, [1])
+
+
 def test_partitions_are_those_of_the_table(batches: Batches, target: DeltaBatches) -> None:
     """Delta cannot change them."""
     with pytest.raises(PipelineInvalid, match="partition_by names day, which the flow does not have"):

@@ -32,6 +32,8 @@ _DIGEST: Final = ".digest"
 """Appended to the name of a query: the application whose version is the digest of the last batch, as a number."""
 _NOT_IN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=]")
 _VALUES: Final = re.compile(r"'[^']*'")
+_LASTING: Final = re.compile(r"failed validation check|append-only|not (yet )?supported|Error parsing property")
+"""Errors that have the class of those that pass: a constraint of the table, or a property of it."""
 _DATA_FILE: Final = re.compile(r"(_change_data/)?([^/]+=[^/]*/)*(part-[^/]+\.parquet|deletion_vector_[^/]+\.bin)")
 """A file of rows, from the folder of the table on."""
 
@@ -226,7 +228,7 @@ class DeltaBatches:
         except Exception as cause:  # noqa: BLE001 boundary: the library raises plain exceptions too
             doing = "" if number is None else f", batch {number}"
             text = f"table {self._path}{doing}: {_described(cause)}"
-            lasting = isinstance(cause, DeltaProtocolError | SchemaMismatchError)
+            lasting = isinstance(cause, DeltaProtocolError | SchemaMismatchError) or _LASTING.search(str(cause))
             if isinstance(cause, DeltaError | OSError) and not lasting:  # such as a commit of another writer
                 raise SinkUnavailable(text) from None
             raise PipelineInvalid(f"{text}: correct the flow's SQL, sink.options, or the table") from None

@@ -20,6 +20,7 @@ from headrace_pipelines.driver.session import send_code
 from headrace_pipelines.driver.source_tables import kafka_options
 from headrace_pipelines.driver_process import DriverProcess, Toolchain
 from headrace_pipelines.driver_protocol import DriverPlan, FlowFinished
+from headrace_pipelines.sinks.python_sink import PythonSink
 from headrace_pipelines.spec import DriverSpec, PipelineSpec
 from tests.pipeline_harness import TOOLCHAIN, document, plan_of
 from yaml_table import table
@@ -55,6 +56,22 @@ def query_of(name: str, last: dict[str, Any], cause: Exception | None = None) ->
     return SimpleNamespace(
         name=name, isActive=False, exception=lambda: cause, status=state, lastProgress=last, recentProgress=[last]
     )
+
+
+def test_a_function_that_would_write_nothing_is_refused(tmp_path: Path) -> None:
+    """A call of it only makes a generator or a coroutine. And sys.exit would end the thread that Spark waits for."""
+    (tmp_path / "own_sink.py").write_text(
+        "import sys\nasync def later(rows, number): pass\ndef rows(rows, number): yield\ntext = ''\n"
+        "def ends(rows, number): sys.exit(number)\n"
+    )
+    flow: Any = SimpleNamespace(path=lambda name: str(tmp_path / name))
+    rows: Any = SimpleNamespace(writeStream=SimpleNamespace(foreachBatch=lambda write: write))
+    for name in ("later", "rows", "text"):
+        with pytest.raises(PipelineInvalid, match=f"own_sink:{name} is not a plain function"):
+            PythonSink(python=f"own_sink:{name}").writer(rows, flow, None)
+    write: Any = PythonSink(python="own_sink:ends").writer(rows, flow, None)
+    with pytest.raises(RuntimeError, match=r"own_sink:ends has called sys\.exit"):
+        write(None, 3)
 
 
 def test_the_driver_loads_no_code_of_its_parent() -> None:

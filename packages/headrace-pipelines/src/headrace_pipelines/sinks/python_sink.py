@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.errors import PipelineInvalid
 from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, Sink
 from headrace_pipelines.sources import FunctionName
 
@@ -30,4 +32,16 @@ class PythonSink(Sink):
         """Return a writer that calls the function."""
         from headrace_pipelines.driver.python_names import imported
 
-        return rows.writeStream.foreachBatch(imported(flow.path(""), self.python, "sink.python"))
+        function = imported(flow.path(""), self.python, "sink.python")
+        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if not callable(function) or any(is_kind(function) for is_kind in kinds):
+            what = "is not a plain function, so a call would write nothing"
+            raise PipelineInvalid(f"sink.python: {self.python} {what}: use def, without async and yield")
+
+        def write(batch: DataFrame, number: int) -> None:
+            try:
+                function(batch, number)
+            except SystemExit as cause:  # ends the thread whose response Spark awaits
+                raise RuntimeError(f"{self.python} has called sys.exit") from cause
+
+        return rows.writeStream.foreachBatch(write)

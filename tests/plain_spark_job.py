@@ -1,4 +1,4 @@
-"""A job of PySpark that never imports Headrace: it copies a topic by `format("headrace-kafka")`, then ends.
+"""A job of PySpark that never starts Headrace: it copies a topic by `format("headrace-kafka")`, then ends.
 
 usage: python plain_spark_job.py SERVERS SOURCE TARGET CHECKPOINT JARS RECORDS_PER_BATCH
 """
@@ -6,6 +6,8 @@ usage: python plain_spark_job.py SERVERS SOURCE TARGET CHECKPOINT JARS RECORDS_P
 import sys
 
 from pyspark.sql import SparkSession
+
+from pyspark_headrace import keyed
 
 servers, source, target, checkpoint, jars, most = sys.argv[1:]
 files = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -20,5 +22,5 @@ spark = (
 kafka = {"kafka.bootstrap.servers": servers}
 rows = spark.readStream.format("kafka").options(**kafka, subscribe=source, startingOffsets="earliest")
 copied = rows.option("maxOffsetsPerTrigger", most).load().selectExpr("key", "CAST(value AS STRING) AS value")
-writer = copied.writeStream.format("headrace-kafka").options(**kafka, topic=target, name=f"{target}.copy")
+writer = keyed(copied, 2).writeStream.format("headrace-kafka").options(**kafka, topic=target, name=f"{target}.copy")
 writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()

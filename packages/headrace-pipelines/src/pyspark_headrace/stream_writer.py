@@ -74,8 +74,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         complete = self._check(number, query)
         records = [as_records(batch, self.options.topic) for batch in iterator if len(batch)]
         target = BatchTransactions(self.options.kafka, name, self.options.timeout_seconds, self.options.producer)
-        setting = f"option {ACCEPT} to true"
-        write_task(target, number, records, accepts=self.options.accepts, setting=setting, complete=complete)
+        setting, remedy = f"option {ACCEPT} to true", "use keyed of pyspark_headrace, and a key"
+        accepts = self.options.accepts
+        write_task(target, number, records, accepts=accepts, setting=setting, remedy=remedy, complete=complete)
         return TaskWritten(query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name

@@ -62,6 +62,7 @@ def write_task(
     *,
     accepts: bool,
     setting: str,
+    remedy: str = "give the sink a key",
     complete: bool = False,
 ) -> None:
     """Write the records of a task in one transaction, unless Kafka has them.
@@ -72,6 +73,7 @@ def write_task(
         records: Its records: columns `topic`, `key`, `value` and `headers`, and perhaps `partition`.
         accepts: Whether the task is written even if Kafka has it with other keys.
         setting: What turns on `accepts`.
+        remedy: What gives a task the same keys again.
         complete: Whether every task of the micro-batch was written before.
 
     Raises:
@@ -85,9 +87,9 @@ def write_task(
     if decision in ("ahead", "unknown"):
         target.close()
         raise PipelineInvalid(
-            f"batch {number} had other keys before, so rows would be repeated or missing: give the sink "
-            "a key that is the same whenever a row is computed. To write it, perhaps a second time, set "
-            f"{setting} for the next start"
+            f"batch {number} had other keys before, so rows would be repeated or missing: {remedy} "
+            f"that is the same whenever a row is computed. To write it, perhaps a second time, set {setting} for the "
+            "next start"
         )
     if records and decision == "write":
         target.write(number, pa.Table.from_batches(records), digest)

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _TRANSACTION_SECONDS: Final = 60.0
-_NO_PUSH: Final = (
-    "backend and push are not keys of a sink: move them to reactive_consumers of headrace.yaml, with the sink's topic "
-    "in topics, and group: headrace.<pipeline>.<flow>.push to continue at its offsets"
-)
 _RESPONSE_MS: Final = 15_000
 _PRODUCER: Final = {
     "kafka.acks": "all",
@@ -69,13 +65,6 @@ class KafkaSink(ChangeSink):
     micro-batch must be shorter. Until then readers at read_committed wait before its records."""
     accept_unknown_batch: bool = False
     """With `exactly_once`: write a micro-batch although Kafka no longer knows whether it was written before."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _pushes(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.keys() & {"backend", "push"}:
-            raise ValueError(_NO_PUSH)
-        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

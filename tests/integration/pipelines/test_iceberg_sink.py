@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from headrace.errors import HeadraceError, PipelineInvalid, SinkUnavailable
-from headrace_pipelines.driver.iceberg import IcebergBatches, as_written
+from headrace_pipelines.sinks.iceberg_batches import IcebergBatches
 from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
 
 NAMES = itertools.count(1)
@@ -144,8 +144,8 @@ def test_columns_are_added_and_types_are_kept(batches: Batches, catalog: dict[st
         more=[{"x": 1, "y": b"\0\xff"}],
         ratio=[float("nan")],
     )
-    target.write(0, as_written(first))
-    target.write(1, as_written(ids(2, name=["n"])))
+    target.write(0, first)
+    target.write(1, ids(2, name=["n"]))
     with pytest.raises(PipelineInvalid, match=r"lake\.events: .*name: string -> .*correct the flow's SQL"):
         target.write(2, ids(3, name=[1.5]))
     assert target.open() == 2

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -51,7 +52,8 @@ def batches(server: PostgresServer, name: str) -> Iterator[Batches]:
         def make(*keys: str, table: str = name, **more: Any) -> PostgresBatches:
             changes = {key: more.pop(key) for key in ("sequence_by", "apply_as_deletes") if key in more}
             sink = PostgresSink.model_validate(server.sink(table, *keys, **more) | changes)
-            made: PostgresBatches = sink.target(f"headrace.p.f.{table}")
+            flow: Any = SimpleNamespace(group="headrace.p.f")
+            made: PostgresBatches = sink.target(flow, table)
             stack.callback(made.close)
             return made
 

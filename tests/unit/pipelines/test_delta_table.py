@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -20,6 +21,7 @@ from headrace_pipelines.sinks.delta_sink import DeltaSink
 
 ONE, TWO = "00ff00ff00ff00ff", "f0ff00ff00ff00ff"
 Batches = Callable[..., DeltaBatches]
+FLOW: Any = SimpleNamespace(group="headrace.p.f", path=str)
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def folder(tmp_path: Path) -> str:
 @pytest.fixture
 def batches(folder: str) -> Batches:
     """Make targets of one query for one table."""
-    return lambda **keys: DeltaSink.model_validate({"delta": folder, **keys}).target(folder, "headrace.p.f.q")
+    return lambda **keys: DeltaSink.model_validate({"delta": folder, **keys}).target(FLOW, "q")
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_the_number_and_the_digest_are_in_the_commit_of_the_rows(folder: str, ba
         file.unlink()  # as a cleaner of the log does; the newest checkpoint has what was there
     assert (again.open(), again.digest) == (9, ONE)
     again.write(9, rows(9), TWO)
-    other = DeltaSink.model_validate({"delta": folder}).target(folder, "headrace.p.other.q")
+    other = DeltaSink.model_validate({"delta": folder}).target(FLOW, "other")
     assert (other.open(), other.digest) == (None, "")
 
 
@@ -255,5 +257,5 @@ def test_a_store_that_is_away_is_waited_for() -> None:
     uri = "s3://lake/orders"
     sink = DeltaSink.model_validate({"delta": uri, "options": {**options, **login}})
     with pytest.raises(SinkUnavailable, match=uri) as refused:
-        sink.target(uri, "q").open()
+        sink.target(FLOW, "q").open()
     assert "s3cret" not in refused.value.description

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import pyarrow
@@ -16,9 +16,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
 from pyarrow import types
 
-from headrace.errors import HeadraceError, PipelineInvalid, SinkUnavailable
+from headrace.errors import PipelineInvalid, SinkUnavailable
 from headrace.runtime.failpoints import reach
 from headrace_pipelines.sinks.changes import DELETED, SEQUENCE
+from headrace_pipelines.sinks.lake_tables import errors_of, stored
 
 _MIB: Final = 1 << 20
 _SMALL_BYTES: Final = 16 * _MIB
@@ -150,7 +151,7 @@ class DeltaBatches:
 
     def _fitting(self, rows: pyarrow.Table) -> pyarrow.Table:
         """Return rows with the types that the table has; every column may be null."""
-        schema = pyarrow.schema([_stored(field) for field in rows.schema])
+        schema = pyarrow.schema([stored(field) for field in rows.schema])
         for field in schema:
             if types.is_null(field.type) or _NOT_IN_NAMES.search(field.name):
                 text = "has no type: cast it" if types.is_null(field.type) else "is not a valid name: write AS and one"
@@ -164,7 +165,7 @@ class DeltaBatches:
                 )
         if self._table:
             there = pyarrow.schema(self._table.schema().to_arrow())
-            known = {field.name: _stored(field) for field in there}
+            known = {field.name: stored(field) for field in there}
             for field in schema:
                 if field.name in known and field.type != known[field.name].type:
                     raise PipelineInvalid(
@@ -218,40 +219,19 @@ class DeltaBatches:
             for values in crowded
         ]
 
-    @contextlib.contextmanager
-    def _errors(self, number: int | None = None) -> Iterator[None]:
+    def _errors(self, number: int | None = None) -> AbstractContextManager[None]:
         """Raise errors of the library as errors of the sink, without values of rows."""
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except Exception as cause:  # noqa: BLE001 boundary: the library raises plain exceptions too
-            doing = "" if number is None else f", batch {number}"
-            text = f"table {self._path}{doing}: {_described(cause)}"
-            lasting = isinstance(cause, DeltaProtocolError | SchemaMismatchError) or _LASTING.search(str(cause))
-            if isinstance(cause, DeltaError | OSError) and not lasting:  # such as a commit of another writer
-                raise SinkUnavailable(text) from None
-            raise PipelineInvalid(f"{text}: correct the flow's SQL, sink.options, or the table") from None
+        doing = "" if number is None else f", batch {number}"
+        return errors_of(f"table {self._path}{doing}", _described, _is_away, "sink.options")
+
+
+def _is_away(cause: Exception) -> bool:
+    """Return whether a later try may succeed, such as after a commit of another writer."""
+    lasting = isinstance(cause, DeltaProtocolError | SchemaMismatchError) or _LASTING.search(str(cause))
+    return isinstance(cause, DeltaError | OSError) and not lasting
 
 
 def _described(cause: Exception) -> str:
     """Return the first line of an error, without values."""
     line = next(iter(str(cause).splitlines()), "")
     return f"{_VALUES.sub('...', line)} ({type(cause).__name__})"
-
-
-def _stored(field: pyarrow.Field) -> pyarrow.Field:
-    """Return a column as tables have it: instants in UTC, and null is allowed at each level."""
-    return pyarrow.field(field.name, _stored_type(field.type))
-
-
-def _stored_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    if types.is_timestamp(kind):
-        return pyarrow.timestamp("us", kind.tz and "UTC")
-    if types.is_list(kind):
-        return pyarrow.list_(pyarrow.field("element", _stored_type(kind.value_type)))
-    if types.is_struct(kind):
-        return pyarrow.struct([_stored(field) for field in kind])
-    if types.is_map(kind):
-        return pyarrow.map_(_stored_type(kind.key_type), _stored_type(kind.item_type))
-    return kind

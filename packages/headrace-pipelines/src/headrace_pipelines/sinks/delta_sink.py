@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from headrace_pipelines.sinks.changes import DELETED, SEQUENCE, ChangeSink, newest, with_changes
-from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver
+from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, TableSink
 from headrace_pipelines.sources import ColumnName, Options, texts
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-class DeltaSink(ChangeSink):
+class DeltaSink(TableSink, ChangeSink):
     """A Delta table. Each micro-batch is one commit of its log, which holds its number too: exactly once.
 
     New columns of the flow become columns of the table."""
@@ -35,46 +35,22 @@ class DeltaSink(ChangeSink):
     options: Options = {}
     """Properties of a new table, whose names begin with `delta.`, and options of the object store, by the names of the
     `deltalake` library."""
-    accept_unknown_batch: bool = False
-    """Write a micro-batch although it is not known whether it was written before."""
 
-    @property
-    def guarantee(self) -> str:
-        """The number of a micro-batch is committed with its rows."""
-        return "exactly once"
-
-    @property
-    def in_driver(self) -> bool:
-        """The table is written by code in the driver."""
-        return True
-
-    def batches(self, flow: FlowInDriver) -> BatchWriter | None:
-        """Return what writes each micro-batch in a commit."""
-        from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
-
-        path = self.delta if "://" in self.delta else flow.path(self.delta)
-
-        def make(query: str) -> Any:
-            return self.target(path, f"{flow.group}.{query}")
-
-        def read(batch: DataFrame, number: int) -> Any:
-            if not self.keys:
-                return batch.toArrow()
-            rows = newest(batch, self.keys)
-            return (rows if self.sequence_by else rows.drop(SEQUENCE)).toArrow()
-
-        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=self.accept_unknown_batch, read=read)
-
-    def target(self, path: str, query: str) -> Any:
+    def target(self, flow: FlowInDriver, query: str) -> Any:
         """Return the table for the batches of a query."""
         from headrace_pipelines.sinks.delta_batches import DeltaBatches
 
-        return DeltaBatches(path, texts(self.options), self.partition_by, self.keys, query)
+        path = self.delta if "://" in self.delta else flow.path(self.delta)
+        return DeltaBatches(path, texts(self.options), self.partition_by, self.keys, f"{flow.group}.{query}")
+
+    def rows(self, batch: DataFrame) -> Any:
+        """Return the rows of a micro-batch; with keys the newest of each, and its sequence if it has one."""
+        rows = newest(batch, self.keys) if self.keys else batch
+        return (rows if self.sequence_by else rows.drop(SEQUENCE)).toArrow()
 
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
         """Return a writer to the batches; with keys, of rows that say whether they delete, and how new they are."""
-        assert batches
         if self.keys:
             changes = with_changes(rows, self, [rows[f"`{key}`"] for key in self.keys])
             rows = changes.select(*(f"`{name}`" for name in [*self.written(rows.columns), SEQUENCE, DELETED]))
-        return rows.writeStream.foreachBatch(batches)
+        return super().writer(rows, flow, batches)

@@ -1,23 +1,19 @@
-"""The sink `iceberg`: a table of Iceberg. How a batch is written is in `driver/iceberg.py`."""
+"""The sink `iceberg`: a table of Iceberg. How a batch is written is in `iceberg_batches.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from headrace_pipelines.sinks.sink import BatchWriter, FlowFacts, FlowInDriver, Sink
+from headrace_pipelines.sinks.sink import FlowFacts, FlowInDriver, TableSink
 from headrace_pipelines.sources import ColumnName, texts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _FILE: Final = "sqlite:///"
 
 
-class IcebergSink(Sink):
+class IcebergSink(TableSink):
     """A table of Iceberg. Each micro-batch is one commit of the table, with its number: exactly once.
 
     The table is created if it is missing, and gets new columns of the flow."""
@@ -35,18 +31,6 @@ class IcebergSink(Sink):
     """Columns by whose values the files of a table are grouped, when the sink creates it."""
     mode: Literal["append"] = "append"
     """Spark's output mode: every row is added."""
-    accept_unknown_batch: bool = False
-    """Write a micro-batch although it is not known whether it was written before."""
-
-    @property
-    def guarantee(self) -> str:
-        """The number of a micro-batch is in the commit with its rows."""
-        return "exactly once"
-
-    @property
-    def in_driver(self) -> bool:
-        """The catalog is one of the driver."""
-        return True
 
     def problems(self, flow: FlowFacts) -> Iterator[str]:
         """A catalog is named by its properties."""
@@ -54,22 +38,9 @@ class IcebergSink(Sink):
         if "uri" not in self.catalog and "type" not in self.catalog:
             yield "sink.catalog names no catalog: give type, uri and warehouse"
 
-    def batches(self, flow: FlowInDriver) -> BatchWriter | None:
-        """Return what writes each micro-batch in a commit of the table."""
-        from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
-        from headrace_pipelines.driver.iceberg import as_written
-
-        return ExactlyOnceSink(
-            flow.name,
-            lambda query: self.target(flow, query),
-            flow.checkpoint,
-            accepts=self.accept_unknown_batch,
-            read=lambda batch, number: as_written(batch.toArrow()),
-        )
-
     def target(self, flow: FlowInDriver, query: str) -> Any:
         """Return the table for the batches of a query; paths start from the pipeline file."""
-        from headrace_pipelines.driver.iceberg import IcebergBatches
+        from headrace_pipelines.sinks.iceberg_batches import IcebergBatches
 
         catalog = {name: value.get_secret_value() for name, value in self.catalog.items()}
         if catalog.get("uri", "").startswith(_FILE):
@@ -77,8 +48,3 @@ class IcebergSink(Sink):
         if "warehouse" in catalog and catalog.get("type") == "sql":
             catalog["warehouse"] = flow.path(catalog["warehouse"])
         return IcebergBatches(catalog, self.iceberg, self.partition_by, flow.group, query)
-
-    def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
-        """Return a writer to the batches."""
-        assert batches
-        return rows.writeStream.foreachBatch(batches)

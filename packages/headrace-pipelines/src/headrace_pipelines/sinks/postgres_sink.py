@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 
 from headrace.config.section import Port, Section
 from headrace_pipelines.sinks.changes import DELETED, SEQUENCE, ChangeSink, with_changes
-from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, OutputMode
+from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver, OutputMode, TableSink
 from headrace_pipelines.sources import ColumnName
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PostgresConnection(Section):
     """Further parameters of libpq, such as `sslmode: verify-full` and `sslrootcert`."""
 
 
-class PostgresSink(ChangeSink):
+class PostgresSink(TableSink, ChangeSink):
     """A table of PostgreSQL. Each micro-batch is one transaction, and its number is committed with it: exactly once.
 
     Nested columns are written as JSON, and timestamps in UTC."""
@@ -52,29 +52,8 @@ class PostgresSink(ChangeSink):
     """Columns of a unique key: a row replaces the row with the same key. Without keys every row is added."""
     mode: OutputMode = "update"
     """Spark's output mode: with `update` an aggregate's row is written whenever it changed."""
-    accept_unknown_batch: bool = False
-    """Write a micro-batch although it is not known whether it was written before."""
 
-    @property
-    def guarantee(self) -> str:
-        """The number of a micro-batch is committed with its rows."""
-        return "exactly once"
-
-    @property
-    def in_driver(self) -> bool:
-        """The connection is one of the driver."""
-        return True
-
-    def batches(self, flow: FlowInDriver) -> BatchWriter | None:
-        """Return what writes each micro-batch in a transaction of the database."""
-        from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
-
-        def make(query: str) -> Any:
-            return self.target(f"{flow.group}.{query}")
-
-        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=self.accept_unknown_batch)
-
-    def target(self, query: str) -> Any:
+    def target(self, flow: FlowInDriver, query: str) -> Any:
         """Return the table for the batches of a query."""
         from headrace_pipelines.driver.postgres import PostgresBatches
 
@@ -84,7 +63,7 @@ class PostgresSink(ChangeSink):
             {**login, "password": to.password.get_secret_value(), **to.options},
             self.table,
             self.keys,
-            query,
+            f"{flow.group}.{query}",
             sequence_by=self.sequence_by or "",
         )
 
@@ -92,9 +71,8 @@ class PostgresSink(ChangeSink):
         """Return a writer to the batches, with each column as the text that PostgreSQL reads."""
         from headrace_pipelines.driver.postgres import as_texts
 
-        assert batches
         if self.change_settings:
             keys = [rows[key] for key in self.keys]
             columns = [f"`{name}`" for name in (*self.written(rows.columns), SEQUENCE, DELETED)]
             rows = with_changes(rows, self, keys).select(*columns)
-        return as_texts(rows).writeStream.foreachBatch(batches)
+        return super().writer(as_texts(rows), flow, batches)

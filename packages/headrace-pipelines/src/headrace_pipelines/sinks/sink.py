@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
@@ -129,3 +129,45 @@ class Sink(EndSection):
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
         """Return Spark's writer of the rows. A sink with topics gets records: `topic`, `key`, `value`, `headers`."""
         raise NotImplementedError
+
+
+class TableSink(Sink):
+    """A table that keeps the number of each micro-batch with its rows, so that it has each row once."""
+
+    accept_unknown_batch: bool = False
+    """Write a micro-batch although it is not known whether it was written before."""
+
+    @property
+    def guarantee(self) -> str:
+        """The number of a micro-batch is committed with its rows."""
+        return "exactly once"
+
+    @property
+    def in_driver(self) -> bool:
+        """The table is written by code in the driver."""
+        return True
+
+    def target(self, flow: FlowInDriver, query: str) -> Any:
+        """Return what `ExactlyOnceSink` writes the batches of a query to."""
+        raise NotImplementedError
+
+    def rows(self, batch: DataFrame) -> Any:
+        """Return the rows of a micro-batch as an Arrow table."""
+        return batch.toArrow()
+
+    def batches(self, flow: FlowInDriver) -> BatchWriter | None:
+        """Return what writes each micro-batch with its number."""
+        from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
+
+        return ExactlyOnceSink(
+            flow.name,
+            lambda query: self.target(flow, query),
+            flow.checkpoint,
+            accepts=self.accept_unknown_batch,
+            read=lambda batch, number: self.rows(batch),
+        )
+
+    def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
+        """Return a writer to the batches."""
+        assert batches
+        return rows.writeStream.foreachBatch(batches)

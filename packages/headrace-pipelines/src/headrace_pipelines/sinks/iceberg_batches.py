@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import pyarrow
@@ -17,8 +18,9 @@ from requests import RequestException
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
-from headrace.errors import HeadraceError, PipelineInvalid, SinkUnavailable
+from headrace.errors import PipelineInvalid, SinkUnavailable
 from headrace.runtime.failpoints import reach
+from headrace_pipelines.sinks.lake_tables import errors_of, stored
 
 _CONFLICTS: Final = (exceptions.CommitFailedException, exceptions.TableAlreadyExistsError, IntegrityError)
 _ATTEMPTS: Final = 20
@@ -86,14 +88,16 @@ class IcebergBatches:
 
     def write(self, number: int, rows: pyarrow.Table, digest: str = "") -> None:
         """Write rows and the number of the next batch in one commit. After a commit of another writer, try again."""
-        with self._errors(number):
-            for attempt in range(_ATTEMPTS):
+        with self._errors():
+            rows = rows.cast(pyarrow.schema([stored(field) for field in rows.schema]))
+            for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     self._commit(number, rows, digest)
                     break
                 except _CONFLICTS:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+                    if attempt == _ATTEMPTS:
+                        text = f"{attempt} commits of batch {number} met one of another writer"
+                        raise SinkUnavailable(f"Iceberg table {self._table}: {text}") from None
             reach("batch.iceberg.committed")
         self._next = number + 1
 
@@ -147,31 +151,20 @@ class IcebergBatches:
                 spec.add_identity(column)
         return self._catalog.load_table(self._table)
 
-    @contextlib.contextmanager
-    def _errors(self, number: int | None = None) -> Iterator[None]:
+    def _errors(self) -> AbstractContextManager[None]:
         """Raise errors of pyiceberg as errors of the sink, without secrets of the catalog."""
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except _CONFLICTS:
-            text = f"Iceberg table {self._table}: {_ATTEMPTS} commits of batch {number} met one of another writer"
-            raise SinkUnavailable(text) from None
-        except Exception as cause:  # noqa: BLE001 boundary: catalogs raise errors of their clients
-            text = f"Iceberg table {self._table}: {self._without_secrets(cause)} ({type(cause).__name__})"
-            if isinstance(cause, _AWAY):
-                raise SinkUnavailable(text) from None
-            raise PipelineInvalid(f"{text}: correct the flow's SQL, sink.catalog, or the table") from None
+        where = f"Iceberg table {self._table}"
+        return errors_of(where, self._without_secrets, lambda cause: isinstance(cause, _AWAY), "sink.catalog")
 
     def _without_secrets(self, cause: Exception) -> str:
-        """Return the text of an error; values of the catalog's properties are replaced by their names."""
+        """Return the text and the type of an error; values of the catalog's properties are replaced by their names."""
         text = " ".join(str(getattr(cause, "orig", None) or cause).split())
         secrets = {name: value for name, value in self._properties.items() if name not in _SHOWN and len(value) > 3}
         with contextlib.suppress(ArgumentError):
             secrets["password"] = make_url(secrets.get("uri", "")).password or ""
         for name, value in secrets.items():
             text = text.replace(value, f"<{name}>") if value else text
-        return text[:_LONGEST_TEXT]
+        return f"{text[:_LONGEST_TEXT]} ({type(cause).__name__})"
 
 
 def _view_of(table: Table) -> TableMetadata:
@@ -184,24 +177,3 @@ def _view_of(table: Table) -> TableMetadata:
     properties = {**table.properties, "commit.retry.num-retries": "0"}
     left = {"snapshots": [snapshot] if snapshot else [], "snapshot_log": [], "properties": properties}
     return table.metadata.model_copy(update=left)
-
-
-def as_written(rows: pyarrow.Table) -> pyarrow.Table:
-    """Return rows with columns that may be null, and instants in UTC. A later batch can then have other rows."""
-    return rows.cast(pyarrow.schema([_optional(field) for field in rows.schema]))
-
-
-def _optional(field: pyarrow.Field) -> pyarrow.Field:
-    return pyarrow.field(field.name, _type(field.type), nullable=True)
-
-
-def _type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    if pyarrow.types.is_timestamp(kind) and kind.tz:
-        return pyarrow.timestamp(kind.unit, "UTC")
-    if pyarrow.types.is_struct(kind):
-        return pyarrow.struct([_optional(field) for field in kind])
-    if pyarrow.types.is_list(kind):
-        return pyarrow.list_(_optional(kind.value_field))
-    if pyarrow.types.is_map(kind):
-        return pyarrow.map_(pyarrow.field("key", _type(kind.key_type), nullable=False), _optional(kind.item_field))
-    return kind

@@ -1,10 +1,9 @@
-"""`headrace function validate`, and what `run` refuses before it starts."""
+"""`headrace function validate`; `test_wrong_functions.py` has what it refuses."""
 
 import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.command_line import headrace
 from yaml_table import table
@@ -25,18 +24,3 @@ def test_strict_takes_warnings_for_problems(capsys: pytest.CaptureFixture[str]) 
     assert headrace("function", "validate", "--strict", "--output", "json") == 78
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], len(found["problems"])) == (False, 1)
-
-
-@pytest.mark.parametrize(
-    ("code", "handler", "problem"), yaml.safe_load(Path(__file__).with_name("handlers.yaml").read_text())
-)
-@pytest.mark.parametrize("command", ["run", "validate"])
-def test_a_handler_that_cannot_be_called_has_its_line_and_the_fix(
-    folder: Path, capsys: pytest.CaptureFixture[str], command: str, code: str, handler: str, problem: str
-) -> None:
-    """The exit code is 78, and nothing of the module has run."""
-    (folder / "function.yaml").write_text(FILE.replace("main:handler", handler))
-    (folder / "main.py").write_text(code + "\nopen('ran', 'w')\n")
-    assert headrace("function", command) == 78
-    assert problem in capsys.readouterr().err
-    assert not (folder / "ran").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.runtime import child_environment, failpoints
 from headrace_devkit.testing import Cluster, StartHeadrace
-from headrace_pipelines import driver_process
+from headrace_pipelines import driver_process, runs
 from tests.faults.ledger import Ledger
 from tests.faults.push_scenario import PushScenario
 
@@ -57,3 +57,9 @@ def failpoints_of_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
         return child_environment(hidden) | ({failpoints.VARIABLE: points} if points else {})
 
     monkeypatch.setattr(driver_process, "child_environment", environment)
+
+
+@pytest.fixture
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a driver again at once: the pauses of a driver that dies again and again are most of a test otherwise."""
+    monkeypatch.setattr(runs, "_LONGEST_PAUSE_SECONDS", 0.2)

@@ -18,7 +18,7 @@ from headrace_devkit.testing import Cluster, MakeTopic
 from tests.faults.test_pipeline_faults import BATCH, Copying, kill_driver
 from tests.integration.pipelines.test_pipelines import until
 
-pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.usefixtures("failpoints_of_drivers")]
+pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.usefixtures("failpoints_of_drivers", "quick_restarts")]
 KILLS = int(os.environ.get("HEADRACE_TEST_KILLS", "10"))
 LIVES = ["", "batch.iceberg.produced=crash@2", "batch.iceberg.committed=crash@2"]
 """Where a driver is killed: at a random moment, before the commit, or between it and Spark's checkpoint."""

@@ -19,7 +19,7 @@ from headrace_pipelines.runs import PipelineRun
 from tests.faults.test_pipeline_faults import BATCH, Copying, kill_driver
 from tests.integration.pipelines.test_pipelines import until
 
-pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.usefixtures("failpoints_of_drivers")]
+pytestmark = [pytest.mark.heavy, pytest.mark.long, pytest.mark.usefixtures("failpoints_of_drivers", "quick_restarts")]
 POINTS = ("batch.delta.produced", "batch.delta.committed")
 
 

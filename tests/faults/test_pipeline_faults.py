@@ -29,7 +29,7 @@ from headrace_pipelines.spec import PipelineSpec
 from tests.integration.pipelines.test_pipelines import QUICK, gone, produce, rows, until
 from tests.postgres_server import PostgresServer, postgres_server
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("failpoints_of_drivers")]
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("failpoints_of_drivers", "quick_restarts")]
 
 BATCH = 2_000
 PAD = b"x" * 100

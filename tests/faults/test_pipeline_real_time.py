@@ -23,7 +23,7 @@ from headrace_pipelines.runs import PipelineRun
 from tests.faults.test_pipeline_faults import Copying
 from tests.integration.pipelines.test_pipelines import until
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("quick_restarts")]
 
 SQL = """\
 WITH parts AS (SELECT id, part FROM a LATERAL VIEW explode(array(0, 1, 2)) AS part)

@@ -52,6 +52,7 @@ _FACTORS: Final = {
 """Microseconds of one unit, by the name of a type."""
 _NANOS: Final = "io.debezium.time.NanoTimestamp"
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _CONVERTED: Final = (DecimalType, DateType, TimestampType, TimestampNTZType)
 """Types whose values are converted here; those of others are as in JSON."""
 
@@ -187,7 +188,9 @@ def _unscaled(text: Column, scale: Column, kind: str) -> Column:
 
 def _date(raw: Column, declared: Column, kind: str) -> Column:
     """Convert days since 1970, or a text."""
-    return f.when(raw.rlike(r"^-?\d+$"), f.date_from_unix_date(_try(raw, "int"))).otherwise(_try(raw, kind))
+    days = _try(raw, "int")
+    of_number = f.when(days.between(_FIRST_DAY, _LAST_DAY), f.date_from_unix_date(days))
+    return f.when(raw.rlike(r"^-?\d+$"), of_number).otherwise(_try(raw, kind))
 
 
 def _timestamp(raw: Column, declared: Column, kind: str) -> Column:
@@ -198,7 +201,8 @@ def _timestamp(raw: Column, declared: Column, kind: str) -> Column:
         micros = micros.when(name == known, f.try_multiply(number, f.lit(factor)))
     within = micros.between(_FIRST_MICROS, _LAST_MICROS)
     of_number = f.when(within, f.timestamp_micros(micros).cast(kind))
-    return f.when(raw.rlike(r"^-?\d+$"), of_number).otherwise(_try(raw, kind))
+    has_date = raw.rlike(r"^\d{4}-")  # Spark would take a time alone for one of today
+    return f.when(raw.rlike(r"^-?\d+$"), of_number).when(has_date, _try(raw, kind))
 
 
 def _thousandth(number: Column) -> Column:

@@ -11,6 +11,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType, 
 
 from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
+from headrace_pipelines.driver.json_values import is_misread, no_text
 from headrace_pipelines.driver.kafka_rows import HEADERS, history_headers
 from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.sources import (
@@ -27,6 +28,11 @@ RAW = "records"
 """Appended to a source's name with a blank: the table of its unchanged records, for handlers."""
 CORRUPT = "_corrupt_record"
 """Column with the text of a row that does not match its schema."""
+_PARSER = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": CORRUPT,
+    "enableDateTimeParsingFallback": "false",  # with it a DATE text of digits is days since 1970
+}
 _END = f"_{uuid4().hex[:8]}"
 """Last field of objects that are parsed; its name is random, so that no record has it."""
 RECORD_COLUMNS = {"key": "_record_key", "headers": "_record_headers"}
@@ -115,16 +121,16 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
     schema = StructType.fromDDL(columns)
     if not isinstance(schema, StructType):
         raise PipelineInvalid(f"schema {source.value_schema} has no columns: write `name TYPE, name TYPE`")
-    parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     marked, is_flat = _with_end(text)
     if source.change:
         from headrace_pipelines.driver.debezium import changed_row, envelope  # here, because most pipelines need none
 
         columns_of_row, schema = StructType([*schema.fields]), envelope(schema)
-    row = f.from_json(marked, schema.add(_END, BooleanType()).add(CORRUPT, StringType()), parser)
+    row = f.from_json(marked, schema.add(_END, BooleanType()).add(CORRUPT, StringType()), _PARSER)
     parsed = records.withColumn("row", row)
     # An empty value gives no row and no corrupt text either.
     good = f.col(f"row.{CORRUPT}").isNull() & (f.col(f"row.{_END}").isNotNull() | is_flat)
+    good &= no_text(text).isNull() & ~is_misread(text, schema)
     parsed = parsed.withColumn("good", f.coalesce(good, f.lit(False))).drop("text")
     if source.change:
         row, problem = changed_row(f.col("row"), columns_of_row)
@@ -185,14 +191,14 @@ def _mismatch(parsed: DataFrame, source: KafkaSource, name: str, *, excerpts: bo
     head = f.lit(f"the value does not match the schema of {name}")
     if source.value_format == "string":
         return f.lit("the value is not UTF-8 text")
-    if source.change or source.value_format != "json":
+    if source.value_format != "json":
         return head
     text, fields = f.col("value").cast("string"), parsed.schema["row"].dataType.fields  # type: ignore[attr-defined]
+    if source.change:
+        return f.coalesce(no_text(text), head)
     found: list[Column] = []
     for field in (field for field in fields if field.name not in (_END, CORRUPT)):
-        alone = f.from_json(
-            text, StructType([field]).add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT}
-        )
+        alone = f.from_json(text, StructType([field]).add(CORRUPT, StringType()), _PARSER)
         kind = field.dataType.simpleString()
         subject, expected = f.lit(f": {field.name}"), f.lit(f" is not {kind if '<' in kind else kind.upper()}")
         if excerpts:
@@ -200,11 +206,11 @@ def _mismatch(parsed: DataFrame, source: KafkaSource, name: str, *, excerpts: bo
             shown = f.coalesce(f.substring(f.to_json(value), 1, _EXCERPT_LENGTH), f.lit("its value"))
             subject = f.concat(subject, f.lit(": "), shown)
         what = f.concat(subject, expected)
-        found.append(f.when(alone.getField(CORRUPT).isNotNull(), what))
+        wrong = alone.getField(CORRUPT).isNotNull() | is_misread(text, StructType([field]))
+        found.append(f.when(wrong, what))
     behind = f.lit(": text follows the JSON object")
-    return f.when(f.json_object_keys(text).isNull(), f.lit("the value is not a JSON object")).otherwise(
-        f.concat(head, f.coalesce(*found, behind))
-    )
+    no_object = f.when(f.json_object_keys(text).isNull(), f.lit("the value is not a JSON object"))
+    return f.coalesce(no_text(text), no_object, f.concat(head, f.coalesce(*found, behind)))
 
 
 def corrupt_records(parsed: DataFrame, plan: DriverPlan, name: str) -> DataFrame:

@@ -66,6 +66,9 @@ class ChangeSink(Sink):
             yield f"a handler makes records itself, so {settings[0]} has no columns: remove it"
         elif settings and not getattr(self, self.keyed_by):
             yield f"{settings[0]} needs {self.keyed_by}, which says what a row replaces or deletes: add it"
+        hidden = [name for name in getattr(self, "keys", ()) if settings and name.startswith(HIDDEN)]
+        if hidden:
+            yield f"keys names {hidden[0]}, and columns whose names begin with {HIDDEN} are not written: rename it"
         if settings and self.mode == "complete":
             yield f"mode: complete writes all rows every time, without {settings[0]}: remove one of them"
         if self.sequence_by and flow.realtime:

@@ -76,9 +76,10 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
     Partition partition = (Partition) partitions.get(source);
     if (partition == null) {
       String group = flowGroup + "." + TaskContext.get().getLocalProperty("sql.streaming.queryId");
-      partition = (Partition) IDLE.remove(group + "." + source);
+      String name = group + "." + source.topic() + "." + source.partition();
+      partition = (Partition) IDLE.remove(name);
       if (partition == null) {
-        partition = new Partition(settings, group, source, lingerMs);
+        partition = new Partition(name, settings, group, source, lingerMs);
         partition.start();
       }
       partitions.put(source, partition);
@@ -129,8 +130,8 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
     private int seen = 0;
     /* The offset of the last row that came, and how many of its rows have come. */
 
-    Partition(Map settings, String group, TopicPartition source, long lingerMs) {
-      super(group + "." + source.topic() + "." + source.partition());
+    Partition(String name, Map settings, String group, TopicPartition source, long lingerMs) {
+      super(name);
       setDaemon(true);
       this.settings = settings;
       this.group = group;

@@ -34,7 +34,13 @@ def batch(rows: str) -> Any:
 
 
 def sink(
-    target: FakeTarget, checkpoint: Path, *, planned: int = -1, reads: list[int] | None = None, **more: bool
+    target: FakeTarget,
+    checkpoint: Path,
+    *,
+    planned: int = -1,
+    accepts: bool = False,
+    expires: bool = True,
+    reads: list[int] | None = None,
 ) -> ExactlyOnceSink:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     for number in range(planned + 1):
@@ -50,7 +56,7 @@ def sink(
             reads.append(number)
         return batch.toArrow()
 
-    return ExactlyOnceSink("f", make, checkpoint, **{"accepts": False, "expires": True, **more}, read=read)
+    return ExactlyOnceSink("f", make, checkpoint, accepts=accepts, expires=expires, read=read)
 
 
 @pytest.mark.parametrize(

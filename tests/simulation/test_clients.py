@@ -1,5 +1,7 @@
 """Clients of HTTP by seeds: active consumers, live control, replays and produce. Planted bugs are found."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.simulation.test_push import simulate
@@ -22,6 +24,13 @@ def test_fixed_seeds_find_nothing(scenario: str) -> None:
     done = simulate("1", "--core-seconds", str(_CORE_SECONDS), scenario=scenario)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert done.stdout.startswith("0 problems in ")
+
+
+@pytest.mark.parametrize("scenario", _SCENARIOS)
+def test_a_seed_repeats_its_run_in_another_process(scenario: str, tmp_path: Path) -> None:
+    first, second = simulate("11", scenario=scenario), simulate("11", scenario=scenario, folder=tmp_path)
+    assert first.stdout.startswith(f"{scenario} seed 11: digest ")
+    assert first.stdout == second.stdout, first.stderr
 
 
 @pytest.mark.long

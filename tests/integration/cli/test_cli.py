@@ -42,6 +42,45 @@ def start(env: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
     )
 
 
+POSITIONS = [
+    ("--from +7", "789"),
+    ("--from -2 --to -1", "8"),
+    ("--from 3 --to 5 -p 0,0", "34"),
+    ("-o 8 -n 1", "8"),
+    ("--from @13000 --to 1970-01-01T00:00:15", "34"),
+    ('--where "offset">8', "9"),
+]
+
+
+def test_records_are_chosen_printed_and_written_again(
+    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic, env: Mapping[str, str]
+) -> None:
+    """By positions, expressions, patterns and groups; as text, by a template and as JSON that `produce` takes."""
+    name, copy = topic(retention_ms=-1), topic(retention_ms=-1)  # the records are old
+    row = '{{"key":"k{0}","value":"{0}","timestamp":1{0}000,"headers":{{"n":"{0}"}}}}\n'
+    headrace("produce", name, "--input", "ndjson", given="".join(map(row.format, range(10))))
+    for words, values in POSITIONS:
+        assert headrace("consume", name, *words.split()).stdout.split() == [*values], words
+    assert headrace("consume", name, "--from", "+10").stderr == f"no such records in {name}\n"
+    shown = headrace("consume", name, "--keys", "--times", "-n", "1").stdout
+    assert shown == "1970-01-01T00:00:10.000+00:00\tk0\t0\n"
+    assert (
+        headrace("consume", name, "-f", r"%t-%p/%o %k:%s %h %T\n", "-o", "-1").stdout == f"{name}-0/9 k9:9 n=9 19000\n"
+    )
+    eight = "".join(headrace("consume", name, "--output", "json").stdout.splitlines(keepends=True)[:8])
+    headrace("produce", copy, "--input", "ndjson", "-X", "compression.type=lz4", given=eight)
+    both = [line.split() for line in headrace("consume", f"^{name}$", copy, "-f", r"%t %k %s %T\n").stdout.splitlines()]
+    assert [line[1:] for line in both if line[0] == copy] == [line[1:] for line in both if line[0] == name][:8]
+    group = ("--group", f"g-{name}")
+    first = headrace("consume", name, *group, "-n", "4")
+    assert (first.stdout.split(), "commits what was printed: at least once" in first.stderr) == ([*"0123"], True)
+    assert headrace("consume", name, *group).stdout.split() == [*"456789"]
+    assert headrace("consume", name, *group).stdout == ""
+    headrace("produce", copy, "--keys", given="k\tv\n")
+    headrace("produce", name, "-Z", "-k", "k0", given="\n")
+    assert headrace("consume", name, "-o", "-1", "-f", r"%k %S\n").stdout == "k0 -1\n"
+
+
 def test_a_format_is_found_and_a_terminal_is_safe(
     headrace: Callable[..., subprocess.CompletedProcess[str]],
     topic: MakeTopic,

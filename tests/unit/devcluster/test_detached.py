@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from headrace.config.dev_endpoints import HOME
+from headrace.config.dev_endpoints import HOME, environment
 from headrace.errors import EnvironmentProblem
 from headrace_devkit.dev_command import dev
 from headrace_devkit.devcluster import Cluster, DevCluster, Registry
@@ -60,6 +60,19 @@ def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
     assert [server.running for server in cluster.status()] == [False]
     assert cluster.down() is False
     assert not cluster.endpoints_file.exists()
+
+
+def test_the_environment_names_what_runs() -> None:
+    """Without a registry there is no line for it."""
+    addresses = {name: {"bootstrap_servers": f"localhost:{port}"} for name, port in (("sasl_ssl", 3), ("ssl", 4))}
+    urls = {"token_url": "https://localhost:5/token", "schema_registry": {"url": "https://localhost:5/x"}}
+    assert environment({"kafka": UP["kafka"], "secured": {**addresses, **urls}}) == {
+        "KAFKA": "127.0.0.1:1",
+        "KAFKA_SASL_SSL": "localhost:3",
+        "KAFKA_SSL": "localhost:4",
+        "TOKEN_URL": "https://localhost:5/token",
+        "SCHEMA_REGISTRY_TLS_URL": "https://localhost:5/x",
+    }
 
 
 def test_logs_show_the_last_lines_of_each_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

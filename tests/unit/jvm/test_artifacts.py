@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,13 +64,16 @@ def maven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Maven]:
     maven.server.server_close()
 
 
-def _pin(monkeypatch: pytest.MonkeyPatch, *pinned: tuple[str, bytes]) -> None:
-    pins = [Artifact(f"org.example:{name}:1.0", len(data), hashlib.sha256(data).hexdigest()) for name, data in pinned]
+def _pin(monkeypatch: pytest.MonkeyPatch, *pinned: tuple[str, bytes], packaging: str = "") -> None:
+    pins = [
+        Artifact(f"org.example:{name}:1.0{packaging}", len(data), hashlib.sha256(data).hexdigest())
+        for name, data in pinned
+    ]
     monkeypatch.setattr(artifacts, "read_lock", lambda name: Lock("example-1.0", tuple(pins), "abc"))
 
 
-def _path(name: str) -> str:
-    return f"/org/example/{name}/1.0/{name}-1.0.jar"
+def _path(name: str, packaging: str = "jar") -> str:
+    return f"/org/example/{name}/1.0/{name}-1.0.{packaging}"
 
 
 def _folder(tmp_path: Path) -> Path:
@@ -128,6 +133,19 @@ def test_a_full_disk_and_a_missing_client_have_their_remedy(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "jgo.maven", None)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[devkit\]'"):
         ensure_artifacts("example")
+
+
+def test_an_archive_is_unpacked(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """A tar.gz becomes its files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("lib/app.jar")
+        entry.size = 3
+        archive.addfile(entry, io.BytesIO(b"app"))
+    _pin(monkeypatch, ("app", buffer.getvalue()), packaging=":tar.gz")
+    maven.files = {_path("app", "tar.gz"): buffer.getvalue()}
+    folder = ensure_artifacts("example")
+    assert [str(path.relative_to(folder)) for path in folder.rglob("*.*")] == ["lib/app.jar"]
 
 
 @pytest.mark.parametrize(("name", "count"), [("kafka", 46), ("spark", 4), ("registry", 1)])

@@ -1,4 +1,4 @@
-"""A scenario of functions for a moment: a call of the client never returns."""
+"""Scenarios of functions, each for a moment: workers die, and a call of the client never returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from headrace.kafka.transactions import transactional_client
 from headrace_devkit.simulation.exactly_once_scenario import ExactlyOnceRun, TransactionFaults
-from headrace_devkit.simulation.functions_scenario import FunctionOptions
+from headrace_devkit.simulation.functions_scenario import FunctionOptions, FunctionRun
 from headrace_devkit.simulation.world import World
 
 _SHORT: dict[str, Any] = {
@@ -26,6 +26,15 @@ _SHORT: dict[str, Any] = {
     "processes": 1,
     "brokers": 1,
 }
+
+
+@pytest.mark.parametrize("acks", ["disable", "enable", "explicitOnly"])
+def test_workers_that_die_lose_nothing(acks: str) -> None:
+    world = World(1)
+    run = FunctionRun(world, FunctionOptions.drawn(world.random, **_SHORT, acks=acks, workers=1, deaths=0.3))
+    with run.installed():
+        run.run()
+    assert (world.problems, world.counts["child-end"] > 2, run.checker.open_records()) == ([], True, [])
 
 
 @pytest.mark.parametrize("is_limited", [True, False])

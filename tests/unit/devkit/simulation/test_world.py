@@ -42,6 +42,28 @@ def test_a_killed_machine_does_nothing_more_and_a_paused_one_later() -> None:
     assert {event[2:] for event in events[-2:]} == {("ended", "None"), ("ready", True)}
 
 
+def test_a_thread_waits_for_a_lock_and_a_queue_of_another() -> None:
+    world = World(1)
+    machine = world.machine("one")
+    lock, queue = greenlet_threads.Lock(), greenlet_threads.Queue()
+
+    def holds() -> None:
+        with lock:
+            greenlet_threads.sleep(3)
+        queue.put("item")
+
+    def waits() -> None:
+        greenlet_threads.sleep(1)
+        with lock:
+            world.note("locked")
+        world.note(queue.get(timeout=5))
+
+    for target in (holds, waits):
+        machine.start_thread(target, target.__name__)
+    world.run(10)
+    assert [(round(at, 3), name) for at, _, name in world.trace] == [(3, "locked"), (3, "item")]
+
+
 def test_a_machine_that_kills_itself_runs_no_finally() -> None:
     world = World(1)
     machine = world.machine("one")

@@ -188,9 +188,8 @@ def _unscaled(text: Column, scale: Column, kind: str) -> Column:
 
 def _date(raw: Column, declared: Column, kind: str) -> Column:
     """Convert days since 1970, or a text."""
-    days = _try(raw, "int")
-    of_number = f.when(days.between(_FIRST_DAY, _LAST_DAY), f.date_from_unix_date(days))
-    return f.when(raw.rlike(r"^-?\d+$"), of_number).otherwise(_try(raw, kind))
+    date = f.when(raw.rlike(r"^-?\d+$"), f.date_from_unix_date(_try(raw, "int"))).otherwise(_try(raw, kind))
+    return f.when(f.unix_date(date).between(_FIRST_DAY, _LAST_DAY), date)
 
 
 def _timestamp(raw: Column, declared: Column, kind: str) -> Column:

@@ -20,6 +20,7 @@ from headrace_pipelines.driver.session import send_code
 from headrace_pipelines.driver.source_tables import kafka_options
 from headrace_pipelines.driver_process import DriverProcess, Toolchain
 from headrace_pipelines.driver_protocol import DriverPlan, FlowFinished
+from headrace_pipelines.sinks.format_sink import FormatSink
 from headrace_pipelines.sinks.python_sink import PythonSink
 from headrace_pipelines.spec import DriverSpec, PipelineSpec
 from tests.pipeline_harness import TOOLCHAIN, document, plan_of
@@ -72,6 +73,17 @@ def test_a_function_that_would_write_nothing_is_refused(tmp_path: Path) -> None:
     write: Any = PythonSink(python="own_sink:ends").writer(rows, flow, None)
     with pytest.raises(RuntimeError, match=r"own_sink:ends has called sys\.exit"):
         write(None, 3)
+
+
+def test_a_path_of_a_format_is_known_in_any_case(tmp_path: Path) -> None:
+    """It is relative to the pipeline file, and no other flow may write there."""
+    sink = FormatSink.model_validate({"format": "json", "options": {"Path": "out", "x": 1}})
+    given: dict[str, str] = {}
+    written: Any = SimpleNamespace(format=lambda name: SimpleNamespace(options=lambda **options: given.update(options)))
+    flow: Any = SimpleNamespace(path=lambda name: str(tmp_path / name))
+    sink.writer(SimpleNamespace(writeStream=written), flow, None)  # type: ignore[arg-type]
+    assert given == {"Path": str(tmp_path / "out"), "x": "1"}
+    assert (sink.only_writer or ("",))[0] == "out"
 
 
 def test_the_driver_loads_no_code_of_its_parent() -> None:

@@ -29,11 +29,12 @@ class FormatSink(Sink):
     @property
     def only_writer(self) -> tuple[str, str] | None:
         """Its folder, if it has one."""
-        path = self.options.get("path")
-        return (str(path), "and both would use one log of batches: write to another path") if path else None
+        paths = [str(value) for name, value in self.options.items() if name.lower() == "path"]
+        return (paths[0], "and both would use one log of batches: write to another path") if paths else None
 
     def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
         """Return Spark's writer of the format."""
         options = texts(self.options)
-        paths = {"path": flow.path(options["path"])} if "path" in options else {}
+        # Spark's names of options have no case.
+        paths = {name: flow.path(value) for name, value in options.items() if name.lower() == "path"}
         return rows.writeStream.format(self.format).options(**{**options, **paths})

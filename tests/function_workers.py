@@ -60,7 +60,6 @@ class Running:
         self.service = FunctionService(spec, pool, self.clock)
         self.written: list[OutgoingRecord] = []
         self.schemas: dict[int, Any] = {}
-        self.requested: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
         """Of `begin`."""
         self.produce: Any = self._produce
@@ -118,7 +117,6 @@ class Running:
         return [Produced(0, len(self.written))] * len(records)
 
     async def by_id(self, schema_id: int) -> RegisteredSchema:
-        self.requested.append(schema_id)
         response = self.schemas[schema_id]
         if isinstance(response, Exception):
             raise response

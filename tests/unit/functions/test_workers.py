@@ -10,11 +10,10 @@ import pytest
 
 from headrace import framing
 from headrace.delivery.outcomes import ACK
-from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
+from headrace.errors import DestinationUnavailable, RegistryUnavailable
 from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of
 from headrace.records import OutgoingRecord
-from headrace_devkit.testing.pump_harness import kind_of
 from tests.function_workers import Run, Write
 from yaml_table import table
 
@@ -154,31 +153,6 @@ async def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
         assert [reply.error for reply in replies] == errors
         assert [each.value for each in function.written] == ([b"a"] if stops else [b"a", b"b", b"c"])
         assert [reply.error for reply in await function.deliver(b"d", b"e", first=9)] == ["", ""]
-
-
-async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, running: Run) -> None:
-    """Schemas are requested once; foreign bytes, cut bytes and unknown schemas end their own record only."""
-    code = """
-        def handler(context, event):
-            return {"carrier": event.body["carrier"], "size": event.size}
-    """
-    other = {**FLIGHT, "fields": [*FLIGHT["fields"], {"name": "delay", "type": "int"}]}  # type: ignore[misc]
-    async with running(write_function(code, valueFormat="avro", outputTopic="out")) as function:
-        function.schemas = {7: FLIGHT, 8: other, 9: SchemaNotFound(), 10: {"type": "nonsense"}}
-        good = framed(7, {"carrier": "UA"})
-        values = [good, b"plain", good[:-1], framed(9, {"carrier": "x"}), framed(10, {"carrier": "x"}), good]
-        for _ in range(2):
-            outcomes = await function.deliver(*values, header_of(8) + b"\x04AA\x06")
-            kinds = [kind_of(reply) for reply in outcomes]
-            assert kinds == ["success", *["permanent"] * 4, "success", "success"]
-            assert {outcome.error for outcome in outcomes[1:5]} == {"DecodeError"}
-            assert all(outcome.reason.startswith("value: ") for outcome in outcomes[1:5])
-        assert [record.value for record in function.written[:3]] == [
-            b'{"carrier":"UA","size":8}',
-            b'{"carrier":"UA","size":8}',
-            b'{"carrier":"AA","size":9}',
-        ]
-        assert sorted(function.requested) == [7, 8, 9, 9, 10]
 
 
 async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:

@@ -67,21 +67,6 @@ async def test_the_listener_is_called_before_partitions_are_released() -> None:
         assert told[2:] == [(DRAIN_SECONDS, False)]
 
 
-@pytest.mark.parametrize("way", ["revoked", "stopped"])
-async def test_records_in_flight_at_a_revoke_are_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A destination that hangs cannot block a rebalance; the log has the number of duplicates to expect."""
-    async with running(Harness()) as harness:
-        harness.free.clear()
-        harness.feed(0, 1, 2)
-        await harness.clock.settle()
-        if way == "revoked":
-            assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 0)) == {P0: Committed(0)}
-        else:
-            await harness.pump.stop()
-            assert "in_flight_at_revoke=2" in caplog.text
-        assert harness.pump.counts.in_flight_at_revoke == 2
-
-
 @pytest.mark.parametrize("steady", [False, True])
 async def test_commits_of_many_partitions_do_not_block_the_loop(steady: bool) -> None:
     """Each may take milliseconds: a few are committed at a time, and each once per round."""

@@ -9,7 +9,6 @@ import pytest
 from headrace.errors import KafkaError, ServiceDied, TopicNotFound
 from headrace.runtime import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
-from headrace_devkit.testing import ManualClock
 from tests.raw_server import until
 from tests.unit.runtime.recorded_service import RecordedService
 
@@ -117,22 +116,6 @@ async def test_services_of_one_consumer_end_and_begin_together(monkeypatch: pyte
     await supervisor.drain()
     await supervisor.stop()
     assert notes[11:] == ["drain other", "drain b2", "drain a2", "stop other", "stop b2", "stop a2"]
-
-
-async def test_a_second_signal_stops_now() -> None:
-    """A drain that hangs is left."""
-    notes: list[str] = []
-    service, signals = RecordedService("a", notes), Signals()
-    supervisor = supervised(service, seconds=1000)
-    service.may_drain.clear()
-    await supervisor.start()
-    signals.notice()
-    running = asyncio.ensure_future(supervisor.run(signals))
-    await ManualClock().settle()
-    assert "drain a" in notes
-    signals.notice()
-    await asyncio.wait_for(running, 60)
-    assert notes[-1] == "stop a"
 
 
 @pytest.mark.parametrize("broken", ["drain", "hang"])

@@ -46,13 +46,6 @@ async def test_a_placed_consumer_is_a_static_member_and_starts_only_where_it_was
     assert {one.pump.hooks.commits.most_seconds for one in parts.running.values()} == {0.03 * 250}
 
 
-async def test_without_placement_every_process_runs_all(tmp_path: Path) -> None:
-    app = app_of(tmp_path)
-    assert not [one for one in app.process.supervisor.services if isinstance(one, ConsumerGroups)]
-    found = NeededParts(app.process.parts).of(ConsumersParts).consumers.consumers
-    assert [one.name for one in found] == [*CONSUMERS]
-
-
 def test_status_says_what_runs_here() -> None:
     """The first line has what readiness says of the placement, also while it is fine."""
     services = {"placement": {"ready": True, "reason": "p0 runs 4 of 9 consumers in zone a"}}

@@ -101,13 +101,6 @@ def test_results_without_coordinates_are_matched_by_position(echo: dict[str, Any
     assert (found[0], found[1].reason) == (ACK, "boom")
 
 
-@pytest.mark.parametrize("response", [{}, {"processed": None}, {"processed": False}])
-def test_what_is_not_said_to_be_done_is_not_done(response: dict[str, Any]) -> None:
-    """A missing `processed` is a failure."""
-    (found,) = outcomes([response])
-    assert (found.permanent, found.error) == (False, "not processed")
-
-
 @pytest.mark.parametrize("said", [True, False, None, "yes"])
 def test_a_failure_is_permanent_if_the_backend_says_so(said: object) -> None:
     """Only with `true`; other values are ignored, like unknown fields."""

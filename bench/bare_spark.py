@@ -24,6 +24,7 @@ from pyspark.sql import functions as f
 from bench.work import add_tax
 from headrace.functions.sdk import Event, EventSource, TriggerInfo
 from headrace_jvm import ensure_artifacts, find_java
+from pyspark_headrace import keyed
 
 SCHEMA = "id INT, name STRING, amount DOUBLE, tags ARRAY<STRING>, active BOOLEAN"
 RECORD = "key binary, value binary"
@@ -78,6 +79,8 @@ def main(what: str, servers: str, source: str, target: str, most: str) -> None:
     records = reader.option("startingOffsets", "earliest").option("includeHeaders", headers).load()
     rows = (handler if what == "handler" else sql)(records)
     sink = "headrace-kafka" if what == "tasks" else "kafka"
+    if what == "tasks":
+        rows = keyed(rows, 2)
     writer = rows.writeStream.format(sink).options(**kafka, topic=target, name=target)
     writer = writer.option("checkpointLocation", tempfile.mkdtemp())
     query = writer.trigger(availableNow=True).start()

@@ -30,7 +30,7 @@ def rows_of(columns: dict[str, Any]) -> StructType:
     return StructType.fromJson({"fields": fields})
 
 
-ROWS = rows_of({"key": "string", "value": "string"})
+ROWS = rows_of({"key": "string", "value": "string", "_keyed": "boolean"})
 
 
 class Targets:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pyspark_headrace.stream_writer import StreamWriter
 
 
+KEYED = "_keyed"
+"""Column of rows whose tasks are the same in a repeated micro-batch."""
+
+
 class DefaultSource(DataSource):
     """Writes the micro-batches of a streaming query to Kafka, each task in one transaction."""
 
@@ -49,6 +53,9 @@ class DefaultSource(DataSource):
 
 
 def keyed(rows: DataFrame, tasks: int) -> DataFrame:
-    """Return the rows in this number of tasks, by key, or by value without one: a repeat has them in the same tasks."""
+    """Return the rows in this number of tasks, by key, or by value without one: a repeat has them in the same tasks.
+
+    The column `_keyed` shows that to the format, which does not write it.
+    """
     by = [f.col(name).cast("binary") for name in ("key", "value") if name in rows.columns]
-    return rows.repartition(tasks, f.coalesce(*by))
+    return rows.repartition(tasks, f.coalesce(*by)).withColumn(KEYED, f.lit(True))

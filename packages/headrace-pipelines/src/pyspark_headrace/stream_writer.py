@@ -19,6 +19,7 @@ from headrace.errors import ConfigError, PipelineInvalid, TopicNotFound
 from headrace_pipelines.driver.batch_decision import decide
 from headrace_pipelines.driver.task_sink import write_task
 from headrace_pipelines.sinks.batch_transactions import BatchTransactions
+from pyspark_headrace.data_source import KEYED
 from pyspark_headrace.sink_options import ACCEPT, FORMAT, SinkOptions, options_of
 
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -148,6 +149,11 @@ def _column_problems(schema: StructType, options: SinkOptions) -> Iterator[str]:
     columns = {field.name: field.dataType for field in schema}
     if "value" not in columns:
         yield "the column value is missing: select it, such as to_json(struct(*)) AS value"
+    if KEYED not in columns:
+        yield (
+            "they may be in other tasks when Spark repeats a micro-batch, so some would be written twice and others "
+            "never: write keyed(rows, 8) of pyspark_headrace, as the last step"
+        )
     if "topic" not in columns and not options.topic:
         yield "the column topic is missing: select it, or set the option topic"
     for name, types in _COLUMNS.items():

@@ -130,7 +130,7 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
     parsed = records.withColumn("row", row)
     # An empty value gives no row and no corrupt text either.
     good = f.col(f"row.{CORRUPT}").isNull() & (f.col(f"row.{_END}").isNotNull() | is_flat)
-    good &= no_text(text).isNull() & ~is_misread(text, schema)
+    good &= no_text(text).isNull() & ~is_misread(f.col("row"), schema, text)
     parsed = parsed.withColumn("good", f.coalesce(good, f.lit(False))).drop("text")
     if source.change:
         row, problem = changed_row(f.col("row"), columns_of_row)
@@ -206,7 +206,7 @@ def _mismatch(parsed: DataFrame, source: KafkaSource, name: str, *, excerpts: bo
             shown = f.coalesce(f.substring(f.to_json(value), 1, _EXCERPT_LENGTH), f.lit("its value"))
             subject = f.concat(subject, f.lit(": "), shown)
         what = f.concat(subject, expected)
-        wrong = alone.getField(CORRUPT).isNotNull() | is_misread(text, StructType([field]))
+        wrong = alone.getField(CORRUPT).isNotNull() | is_misread(alone, StructType([field]), text)
         found.append(f.when(wrong, what))
     behind = f.lit(": text follows the JSON object")
     no_object = f.when(f.json_object_keys(text).isNull(), f.lit("the value is not a JSON object"))

@@ -20,7 +20,7 @@ class FormatSink(Sink):
     kind: ClassVar = "format"
 
     format: Annotated[str, Field(min_length=1)]
-    """Name of the format, such as `parquet` or `headrace-kafka`. Its jar is named by `spark.jars` in
+    """Name of the format, such as `parquet`. Its jar is named by `spark.jars` in
     `driver.settings`, its Python package is installed."""
     options: Options = {}
     """Options of the format, by its names. `path` is relative to the pipeline file; secrets are references, such as

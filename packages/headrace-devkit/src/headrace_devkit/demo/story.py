@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import shutil
 import signal
 import tempfile
 import time
@@ -301,7 +302,7 @@ class Story:
             "BACKEND_URL": self._backend.url,
             "ALARMS_URL": self._alarms.url,
             "DEMO_FILES": str(FILES),
-            "LAKE": str(self._lake),
+            "PIPELINE": str(shutil.copy(FILES / "delays.yaml", self._folder)),  # its table is in the folder of the file
         }
         config = yaml.safe_load((FILES / "headrace.yaml").read_text())
         if self._console_port:

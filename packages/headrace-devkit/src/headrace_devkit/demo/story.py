@@ -263,7 +263,7 @@ class Story:
             ("= the same by SQL over a table of that topic", planned.flights, flights_in_table),
             ("long delays in the file = rows from the pipeline", planned.long_delays, final.long_delays),
             ("= delivered to the backend", planned.long_delays, final.delivered),
-            ("= rows of a Delta table, read without Spark", planned.long_delays, rows_in_lake),
+            ("= rows of a Delta table, with those redriven", planned.long_delays + planned.refused, rows_in_lake),
             ("waited in the retry topic for a second attempt", planned.refused, settled.delayed),
             ("dead letters before the redrive", planned.refused, settled.dead_letters_left),
             ("dead letters left after it", 0, final.dead_letters_left),

@@ -43,7 +43,7 @@ def main() -> int:
     send = _events(_take_standard_output())
     plan = driver_protocol.DriverPlan.model_validate_json(sys.stdin.readline())
     try:
-        with spark_session(plan, lambda owner: send(driver_protocol.FolderInUse(owner))) as spark:
+        with spark_session(plan, lambda owner: send(driver_protocol.FolderInUse(owner))) as spark, part(""):
             send(driver_protocol.SessionReady(round(time.monotonic() - began, 2)))
             if plan.task.kind == "run" and isinstance(plan.spec, SparkProject):
                 run_project(spark, plan, plan.spec, send)

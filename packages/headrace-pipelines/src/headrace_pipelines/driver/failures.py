@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Self
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from headrace.errors import ConfigError, FunctionError, HeadraceError, PipelineInvalid, RecordRefused, RecordTooLarge
@@ -31,6 +32,7 @@ _RECORD_ADVICE = (
     "kafka.max.request.size in the options of the sink and max.message.bytes of the topic"
 )
 _MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, or change the flow"
+_FORMAT_ADVICE = "Name a format that Spark can write a stream to, or add its package to spark.jars in driver.settings"
 _LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")
 _DETAILS = re.compile(r'details = "(.*)"')
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
@@ -58,6 +60,8 @@ _LASTING = (
     (re.compile(r"\[([A-Z_.]+)\][^\[]*SQLSTATE: 22"), "", _DATA_ADVICE),
     (re.compile(r"errors\.(RecordTooLarge|InvalidRecord)Exception: (?P<text>.*)"), "", _RECORD_ADVICE),
     (re.compile(r"\[(STREAMING_REAL_TIME_MODE[A-Z_.]*)\]"), "", _MODE_ADVICE),
+    (re.compile(r"\[([A-Z_.]+)\] (?P<text>.*?) SQLSTATE: (?:42K02|0A)"), "", _FORMAT_ADVICE),
+    (re.compile(r"(?P<text>Data source \S+ does not support streamed writing)"), "NOT_STREAMED", _FORMAT_ADVICE),
 )
 """Permanent errors of a running flow, which a restart would only repeat: their pattern, name, and what to do."""
 _MACHINE = (
@@ -88,10 +92,10 @@ class PartFailed(Exception):
 
 @contextlib.contextmanager
 def part(path: str) -> Iterator[None]:
-    """Name the part of the pipeline file that an error of Spark is about."""
+    """Name the part of the pipeline file that an error of Spark is about. The whole driver has no name."""
     try:
         yield
-    except (PySparkException, HeadraceError) as cause:
+    except (PySparkException, Py4JJavaError, HeadraceError) as cause:
         raise PartFailed(cause, path) from cause
 
 

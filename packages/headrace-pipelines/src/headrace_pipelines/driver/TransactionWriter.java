@@ -109,7 +109,7 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
     partitions.clear();
   }
 
-  /** The rows of one source partition, on their way. Its thread is the only one that uses the producer. */
+  /** The rows of one source partition, on their way. Its thread is the only one that uses the producers. */
   static class Partition extends Thread {
     private final Map settings;
     private final String group;
@@ -122,7 +122,9 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
     private Throwable failure = null;
     private boolean ended = false;
 
-    private KafkaProducer producer = null;
+    private final KafkaProducer[] producers = new KafkaProducer[2];
+    /* They take turns: Kafka completes the transaction of one while the other begins its own. */
+    private int turn = 0;
     private long have = -1;
     private int written = 0;
     /* The last offset of which rows are committed, and how many. */
@@ -222,7 +224,7 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
         long atBefore = at;
         int seenBefore = seen;
         try {
-          if (producer == null) {
+          if (producers[0] == null) {
             open();
           }
           transact(rows);
@@ -242,14 +244,16 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
       }
     }
 
-    /** Ends the transaction that a predecessor left open; only then is the position final. */
+    /** Ends the transactions that a predecessor left open; only then is the position final. */
     void open() {
       HashMap own = new HashMap(settings);
-      own.put("transactional.id", getName());
       own.put("key.serializer", ByteArraySerializer.class.getName());
       own.put("value.serializer", ByteArraySerializer.class.getName());
-      producer = new KafkaProducer(own);
-      producer.initTransactions();
+      for (int number = 0; number < producers.length; number++) {
+        own.put("transactional.id", getName() + "." + number);
+        producers[number] = new KafkaProducer(own);
+        producers[number].initTransactions();
+      }
       HashMap reading = new HashMap(settings);
       reading.put("group.id", group);
       reading.put("isolation.level", "read_committed");
@@ -268,6 +272,7 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
     }
 
     void transact(ArrayList rows) {
+      KafkaProducer producer = producers[turn];
       boolean begun = false;
       for (Iterator all = rows.iterator(); all.hasNext();) {
         Row row = (Row) all.next();
@@ -287,15 +292,18 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
         OffsetAndMetadata position = new OffsetAndMetadata(at + 1, Integer.toString(seen));
         producer.sendOffsetsToTransaction(Collections.singletonMap(source, position), new ConsumerGroupMetadata(group));
         producer.commitTransaction();
+        turn = (turn + 1) % producers.length;
         have = at;
         written = seen;
       }
     }
 
     void close() {
-      if (producer != null) {
-        producer.close(Duration.ZERO);
-        producer = null;
+      for (int number = 0; number < producers.length; number++) {
+        if (producers[number] != null) {
+          producers[number].close(Duration.ZERO);
+          producers[number] = null;
+        }
       }
     }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _TRANSACTION_SECONDS: Final = 60.0
 _RESPONSE_MS: Final = 15_000
+_RETRY_MS: Final = 2  # at first: a transaction begins while Kafka still completes the one before
 _PRODUCER: Final = {
     "kafka.acks": "all",
     "kafka.enable.idempotence": "true",
@@ -180,5 +181,5 @@ class KafkaSink(ChangeSink):
         limit = round(self.transaction_timeout_seconds * 1000)
         times = dict.fromkeys(("kafka.transaction.timeout.ms", "kafka.delivery.timeout.ms"), str(limit))
         times |= dict.fromkeys(("kafka.max.block.ms", "kafka.request.timeout.ms"), str(min(limit, _RESPONSE_MS)))
-        own = {**_PRODUCER, "kafka.linger.ms": "0", **times}
+        own = {**_PRODUCER, "kafka.linger.ms": "0", "kafka.retry.backoff.ms": str(_RETRY_MS), **times}
         return {name.removeprefix("kafka."): value for name, value in {**connector, **own}.items()}

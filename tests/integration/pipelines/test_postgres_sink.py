@@ -178,14 +178,15 @@ def changes(*rows: tuple[int, int, str | None]) -> Any:
 
 
 def test_late_changes_lose_in_any_order_of_batches(server: PostgresServer, batches: Batches, name: str) -> None:
-    """Two flows write shuffled changes into one table: each key ends as its newest change says, deleted or not."""
+    """Two flows write shuffled changes into one table, by two names: each key ends as its newest change says, deleted or not."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
     history = [(chance.randrange(8), at, chance.choice([None, f"n{at}"])) for at in range(300)]
     newest = {id_: text for id_, _, text in history}
     chance.shuffle(history)
-    targets = [batches("id", sequence_by="at", apply_as_deletes="gone") for _ in range(2)]
+    tables = (name, f"public.{name}")
+    targets = [batches("id", table=table, sequence_by="at", apply_as_deletes="gone") for table in tables]
     for number, target in enumerate(targets):
         target._query += str(number)
         target.open()

@@ -27,6 +27,7 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.ApiException;
+import org.apache.kafka.common.errors.InvalidRequestException;
 import org.apache.kafka.common.errors.RetriableException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -265,9 +266,18 @@ public class TransactionWriter extends ForeachWriter implements TaskCompletionLi
         Map found = consumer.committed(Collections.singleton(source), Duration.ofSeconds(RESPONSE_S));
         OffsetAndMetadata position = (OffsetAndMetadata) found.get(source);
         have = position == null ? -1 : position.offset() - 1;
-        written = position == null ? 0 : Integer.parseInt(position.metadata());
+        written = position == null ? 0 : rowsOf(position);
       } finally {
         consumer.close(Duration.ZERO);
+      }
+    }
+
+    int rowsOf(OffsetAndMetadata position) {
+      try {
+        return Integer.parseInt(position.metadata());
+      } catch (NumberFormatException cause) {
+        String text = "another program has set the position of group " + group + " on " + source;
+        throw new InvalidRequestException(text + ": discard the checkpoint of the flow", cause);
       }
     }
 

@@ -69,7 +69,9 @@ class PostgresBatches:
             query: Name of the query in the table of numbers.
             sequence_by: What the sequence of a row is; empty if rows have none that is kept.
         """
-        self._target = f"{table} by {sequence_by}" if sequence_by else ""
+        self._target = ""
+        """What has the sequences in common; empty if the rows have none that is kept."""
+        self._sequence_by = sequence_by
         self._login = {"connect_timeout": _LIMIT_SECONDS, **login}
         self._table = table
         self._keys = keys
@@ -85,8 +87,11 @@ class PostgresBatches:
             self._connection = psycopg.connect(autocommit=True, **self._login)
             self._connection.execute(f"SET timezone TO 'UTC'; SET lock_timeout TO '{_LIMIT_SECONDS}s'")
             self._create(LEDGER, _LEDGER_COLUMNS)
-            if self._target:
+            if self._sequence_by:
                 self._create(SEQUENCES, _SEQUENCES_COLUMNS)
+                name = _identifier(self._table).as_string(self._connection)
+                found = self._connection.execute("SELECT to_regclass(%s)::text", [name]).fetchone()  # `public.w` is `w`
+                self._target = f"{found[0]} by {self._sequence_by}"
             ledger = f"SELECT next_batch, digest FROM {LEDGER} WHERE query = %s FOR UPDATE"
             found = self._connection.execute(ledger, [self._query]).fetchone()
         self._next = found[0] if found else None
@@ -165,7 +170,7 @@ class PostgresBatches:
         newest = "CREATE TEMP TABLE headrace_newest ON COMMIT DROP AS SELECT DISTINCT ON ({0}) * FROM headrace_rows "
         newest += f"ORDER BY {{0}}, {SEQUENCE} DESC, headrace_row DESC"
         execute(sql.SQL(newest).format(keys))
-        if self._target:
+        if self._sequence_by:
             key = sql.SQL("jsonb_build_array({})::text").format(keys)
             execute("SELECT pg_advisory_xact_lock(hashtext(%s), hashtext(%s))", [SEQUENCES, self._target])
             late = f"DELETE FROM headrace_newest USING {SEQUENCES} old WHERE target = %s AND old.key = {{}} "
@@ -198,8 +203,8 @@ class PostgresBatches:
                 text = f"{where}, table {table}, {what}: rejected a value of batch {number} "
                 text += f"({type(cause).__name__}): correct the flow's SQL, or the table"
             elif state == _NO_RIGHT:
-                own = {LEDGER: _LEDGER_COLUMNS, **({SEQUENCES: _SEQUENCES_COLUMNS} if self._target else {})}
-                rights = f"SELECT, INSERT, UPDATE{', DELETE' if self._target else ''}"
+                own = {LEDGER: _LEDGER_COLUMNS, **({SEQUENCES: _SEQUENCES_COLUMNS} if self._sequence_by else {})}
+                rights = f"SELECT, INSERT, UPDATE{', DELETE' if self._sequence_by else ''}"
                 text += f": GRANT {rights} ON {', '.join([table, *own])} TO {to['user']}, and create "
                 text += f"{' and '.join(own.values())} if the user may not create tables"
             elif state == _NO_UNIQUE_KEY:

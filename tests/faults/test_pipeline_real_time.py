@@ -92,7 +92,7 @@ def test_rows_of_real_time_mode_are_there_once_and_in_order(tmp_path: Path, kill
                 await until(lambda: run.status()["state"] == "running", run, LIMIT_SECONDS)
                 before = run.status()["flows"]["copy"]["batch_id"]
                 await until(lambda: run.status()["flows"]["copy"]["batch_id"] > before + 2, run, LIMIT_SECONDS)
-                assert producers(run.status()["driver_pid"] or 0) == 1
+                assert producers(run.status()["driver_pid"] or 0) == 2
             end = time.monotonic() + LIMIT_SECONDS
             while (scenario.sent - 1, 0) not in await asyncio.to_thread(rows, scenario):
                 assert time.monotonic() < end, run.status()

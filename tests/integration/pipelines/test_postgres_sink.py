@@ -178,7 +178,7 @@ def changes(*rows: tuple[int, int, str | None]) -> Any:
 
 
 def test_late_changes_lose_in_any_order_of_batches(server: PostgresServer, batches: Batches, name: str) -> None:
-    """Two flows write shuffled changes into one table, by two names: each key ends as its newest change says, deleted or not."""
+    """Two flows write shuffled changes into one table, by two names: its newest change decides about each key."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)

@@ -166,11 +166,11 @@ of the result, with {FEW_RECORDS:,} records in the topic. "Watch" is from a save
         while len(found) < records:
             if time.monotonic() > end:
                 raise TimeoutError(f"{topic} has {len(found)} of {records} records")
+            received = [each for each in consumer.consume(records, 0.002 if by_reader else 1.0) if not each.error()]
             if by_reader:
-                records_now = consumer.consume(records, 0.002)
-                found += [round(time.time() * 1000)] * len(records_now)
+                found += [round(time.time() * 1000)] * len(received)
             else:
-                found += [record.timestamp()[1] for record in consumer.consume(records, 1.0)]
+                found += [record.timestamp()[1] for record in received]
         consumer.close()
         return found
 

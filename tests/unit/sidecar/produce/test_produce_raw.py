@@ -72,3 +72,37 @@ async def test_a_wrong_request_is_refused(
     assert (response.status, response.json["code"]) == (status, code), response.json
     assert says in response.json["description"]
     assert server.kafka.producer.records == []
+
+
+EVENT = {"ce-specversion": "1.0", "ce-id": "e", "ce-source": "/s", "ce-type": "t"}
+
+
+def event(more: dict[str, str], kind: str, body: str) -> bytes:
+    headers = {**EVENT, **more, "Content-Type": kind}
+    return post(body.encode(), *(f"{name}: {text}" for name, text in headers.items() if text))
+
+
+@pytest.mark.parametrize(("more", "kind", "body", "says"), table(__file__, "an_event_that_is_refused"))
+async def test_an_event_that_is_not_whole_is_refused(
+    server: RunningServer, more: dict[str, str], kind: str, body: str, says: list[str]
+) -> None:
+    """With what is missing or wrong, and nothing reaches Kafka."""
+    response = await server.ask(event(more, kind, body))
+    assert (response.status, server.kafka.producer.records) == (400, []), response.json
+    assert all(words in response.json["description"] for words in says), response.json
+
+
+@pytest.mark.parametrize(("more", "kind", "body", "key", "attributes"), table(__file__, "an_event"))
+async def test_the_headers_of_an_event_are_those_of_its_record(
+    server: RunningServer, more: dict[str, str], kind: str, body: str, key: str | None, attributes: dict[str, str]
+) -> None:
+    """The body is its data, also if it looks like a request; a second request with this head is the same."""
+    for _ in range(2):
+        assert (await server.ask(event(more, kind, body))).status == 200
+    is_whole = "cloudevents" in kind  # in structured mode, headers only repeat what the body says
+    usual = {} if is_whole else {name.replace("-", "_"): text for name, text in EVENT.items()}
+    assert len(server.kafka.producer.records) == 2
+    for record in server.kafka.producer.records:
+        found = {name: (value or b"").decode() for name, value in record.headers or () if name != "X-Correlation-Id"}
+        assert found == {"content-type": kind, **usual, **attributes}
+        assert (record.value, record.key) == (body.encode(), key.encode() if key else None)

@@ -1,12 +1,14 @@
 """`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, depending on the Content-Type.
 
 A value is written byte for byte, with its Content-Type as a record header. Key and record headers are taken from HTTP
-headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL) need the JSON request.
+headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL) need the JSON request. Source of
+CloudEvents: 1.0.2, HTTP binding (3.1, binary mode), Kafka binding.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
@@ -37,6 +39,7 @@ _RAW_HEADERS: Final = {
     "X-Headrace-Partition": "Its partition.",
     "X-Headrace-Timestamp": "Its timestamp, in milliseconds.",
     "X-Headrace-Tombstone": "`true`: it has no value, and the request no body.",
+    "ce-id": "With `ce-specversion`, `ce-source`, `ce-type`: the body is the data of a CloudEvent.",
 }
 
 _PREFIX: Final = b"x-headrace-"
@@ -48,6 +51,10 @@ _TIMESTAMP: Final = b"x-headrace-timestamp"
 _TOMBSTONE: Final = b"x-headrace-tombstone"
 _KNOWN: Final = ("X-Headrace-Key", "X-Headrace-Partition", "X-Headrace-Timestamp", "X-Headrace-Tombstone")
 _ONCE: Final = {name.lower().encode() for name in _KNOWN}
+_EVENT: Final = b"ce-"
+_EVENTS: Final = b"application/cloudevents"
+_ATTRIBUTE: Final = re.compile(r"(?!(?:data|datacontenttype)$)[a-z0-9]{1,100}")
+_QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ENVELOPE: Final = b"application/vnd.kafka."
 _TEXT: Final = b"text/plain"
 _ENVELOPE_TEXT: Final = re.compile(rb'\s*\{\s*"(?:records|(?:key|value)(?:Format|Schema\w*))"\s*:')
@@ -113,7 +120,7 @@ class ProduceRoute:
     )
     async def load(self, request: HttpRequest) -> Prepared | PreparedTransaction | EncodedResponse | None:
         topic, headers = request.head.route.parameters["topic"], request.head.headers
-        kind = media_type(headers)
+        kind = _kind(headers)
         self._service.internal.check_writable(topic, admin=is_admin(request))
         if kind in NDJSON:
             await self.stream(topic, request)
@@ -138,11 +145,10 @@ class ProduceRoute:
 
     def _requested(self, request: HttpRequest, topic: str, body: bytes) -> Requested:
         head = request.head
-        if head.parsed is None:
-            if head.headers.get(b"content-type") in _JSON_TYPES or media_type(head.headers) in (JSON, b""):
-                return self._service.parse(body)
-            head.parsed = RawHead.of(_own_fields(head))
-        return raw_record(self._service, topic, head.parsed, body)
+        if head.parsed is None:  # found once for all requests with this head
+            head.parsed = _IS_JSON if _kind(head.headers) in (JSON, b"") else RawHead.of(_own_fields(head))
+        is_json = head.parsed is _IS_JSON
+        return self._service.parse(body) if is_json else raw_record(self._service, topic, head.parsed, body)
 
     async def _load_keyed(
         self, key: bytes, request: HttpRequest, topic: str, body: bytes
@@ -155,10 +161,10 @@ class ProduceRoute:
             )
 
         compared = body
-        if media_type(request.head.headers) not in (JSON, b""):
-            parts = sorted(one for one in _own_fields(request.head) if one[0].startswith(_PREFIX))
+        if _kind(request.head.headers) not in (JSON, b""):
+            parts = sorted(one for one in _own_fields(request.head) if one[0].startswith((_PREFIX, _EVENT)))
             fields = [name + b":" + value for name, value in parts]
-            compared = b"\n".join([request.head.headers[b"content-type"], *fields, b"", body])
+            compared = b"\n".join([request.head.headers.get(b"content-type", b""), *fields, b"", body])
         return await self._writing.idempotency.load(key, topic, compared, prepare)
 
 
@@ -184,10 +190,47 @@ class RawHead(NamedTuple):
         if tombstone not in (b"true", b"false"):
             raise InvalidRequest("X-Headrace-Tombstone is not valid: send true or false")
         partition, timestamp_ms = _number(headers, _PARTITION, 2**31), _number(headers, _TIMESTAMP, 2**63) or 0
-        kind = media_type(headers)
-        return RawHead(
-            headers[b"content-type"], kind, headers.get(_KEY), own, partition, timestamp_ms, tombstone == b"true"
-        )
+        kind, content_type, key = media_type(headers), headers.get(b"content-type", b""), headers.get(_KEY)
+        if is_event(headers):
+            attributes = event_attributes(fields)
+            own += [(f"ce_{name}", text.encode()) for name, text in attributes.items()]
+            key = attributes["partitionkey"].encode() if key is None and "partitionkey" in attributes else key
+        return RawHead(content_type, kind, key, own, partition, timestamp_ms, tombstone == b"true")
+
+
+_IS_JSON: Final = object()
+"""In place of a `RawHead`: the body is a request with records."""
+
+
+def _kind(headers: dict[bytes, bytes]) -> bytes:
+    """Return the media type that says how a body is read; that of an event in binary mode is the type of a value."""
+    return b"*/*" if is_event(headers) else media_type(headers)
+
+
+def is_event(headers: dict[bytes, bytes]) -> bool:
+    """Return whether the headers are those of a CloudEvent in binary mode, complete or not."""
+    return any(name.startswith(_EVENT) for name in headers) and not media_type(headers).startswith(_EVENTS)
+
+
+def event_attributes(fields: Headers) -> dict[str, str]:
+    """Return the attributes of a CloudEvent in binary mode; InvalidRequest if it is not a whole one."""
+    found: dict[str, str] = {}
+    for header, value in fields:
+        name = header.removeprefix(_EVENT).decode("latin-1")
+        if header.startswith(_EVENT):
+            if not _ATTRIBUTE.fullmatch(name) or name in found:
+                raise InvalidRequest(f"ce-{name[:60]} is repeated, or not an attribute of a CloudEvent: remove it")
+            quoted = _QUOTED.fullmatch(value)
+            try:
+                text = (re.sub(rb"\\(.)", rb"\1", quoted[1]) if quoted else value).decode("ascii")
+                found[name] = unquote_to_bytes(text).decode()
+            except UnicodeDecodeError as cause:
+                raise InvalidRequest(f"ce-{name} is not percent-encoded UTF-8: encode all but visible ASCII") from cause
+    if missing := [f"ce-{name}" for name in ("specversion", "id", "source", "type") if not found.get(name)]:
+        raise InvalidRequest(f"the CloudEvent is not complete: send also {', '.join(missing)}")
+    if found["specversion"] != "1.0":
+        raise InvalidRequest(f"ce-specversion is {found['specversion'][:20]!r}: send events of version 1.0")
+    return found
 
 
 def _own_fields(head: RequestHead) -> Headers:
@@ -205,7 +248,9 @@ def raw_record(service: ProduceService, topic: str, head: RawHead, body: bytes) 
     _check_kind(head.kind, body)
     if body and head.is_tombstone:
         raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone: true")
-    headers = [("content-type", head.content_type), *own]
+    if not (head.content_type or head.is_tombstone):
+        raise ContentTypeMismatch("Content-Type is missing: send that of the data, or X-Headrace-Tombstone: true")
+    headers = [*([("content-type", head.content_type)] if head.content_type else ()), *own]
     value = None if head.is_tombstone else body
     return OutgoingRecord(topic, head.key, value, headers, head.partition, head.timestamp_ms)
 

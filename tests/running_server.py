@@ -59,6 +59,7 @@ from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writin
 from headrace.sidecar.produce.transactions import Transactions
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
+from headrace_dialects.dapr.publish_routes import PublishRoute
 from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from headrace_dialects.light4j.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace_dialects.light4j.metadata_routes import MetadataEndpoints
@@ -366,6 +367,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     families = [
         produce_route,
         TransactionRoute(writing, config),
+        PublishRoute(["kafka"], produce, metrics, ManualClock(1_800_000_000), config),
         HealthEndpoints(lambda: services, "t", metrics),
         AuditEndpoints(events, config.max_records),
         DeadLetterEndpoints(dead_letters),

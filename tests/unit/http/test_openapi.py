@@ -64,6 +64,8 @@ def test_what_changes_state_is_audited() -> None:
     assert silent - of_instances == {
         "postData",
         "postTransaction",
+        "daprPublish",
+        "daprPublishBulk",
         "ConsumerActiveAudit",
         "DLTopicReplayActive",
         "DLQProducer",

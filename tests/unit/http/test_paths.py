@@ -49,7 +49,7 @@ async def test_other_methods_are_refused(server: RunningServer) -> None:
     ("request_line", "text"),
     [
         ("POST /producer/orders", "no endpoint has this path; all are at /specui.html"),
-        ("POST /topics/orders", "this path takes DELETE, GET, HEAD, PATCH"),
+        ("PUT /topics/orders", "this path takes DELETE, GET, HEAD, PATCH"),
     ],
 )
 async def test_an_unknown_path_says_where_all_are(server: RunningServer, request_line: str, text: str) -> None:

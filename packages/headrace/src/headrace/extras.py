@@ -1,6 +1,7 @@
 """The extras of the package and what other packages add: modules, kinds by entry points, errors that name a package."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
@@ -39,7 +40,8 @@ queries: section tables, section sql, section queries, section ksqldb, command s
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
 dialects: folder light-4j, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
-dialects: section admin, section metrics, path /adm/chaosmonkey
+dialects: section admin, section metrics, path /adm/chaosmonkey, hook foreign_path
+dialects: section dapr, path /v1.0/publish/, path /v1.0-alpha1/publish/, hook dapr_answers
 devkit: command init, command dev, hook development
 demo: command demo
 """
@@ -89,11 +91,11 @@ def _without(extra: str, what: str, module: str = "") -> EnvironmentProblem:
 
 
 def package_of_path(path: str) -> str:
-    """Return the package that has the endpoints of a path; empty if it is installed, or none has them."""
+    """Return the end of the sentence on a path whose package is not installed; empty for any other path."""
     for name in GUEST_OF:
         begin = name.removeprefix("path ")
         if begin != name and path.startswith(begin) and (missing := guest_missing(name, "it")):
-            return missing.description
+            return f"; {missing.description}"
     return ""
 
 
@@ -125,6 +127,12 @@ def hook(name: str, what: str) -> Any:
         return point.load()
     except ModuleNotFoundError as cause:
         raise _without(extra, what, cause.name or "") from cause
+
+
+@functools.cache
+def foreign_path() -> Callable[[str, str], str]:
+    """Return what ends the sentence on an unknown method and path of another product; for any other it is empty."""
+    return (lambda *_: "") if guest_missing("hook foreign_path", "") else hook("foreign_path", "")
 
 
 def extra_of(module: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -15,7 +16,7 @@ from yaml_table import table
 SCOPES = {"writer": ["kafka:w"], "team": ["produce:*"], "boss": ["admin", "kafka:w"]}
 SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in SCOPES.items()}}
 RECORDS: Any = [{"value": 1, "headers": {"headrace.dlq.topic": "p1", "Headrace.x": "y", "own": "h"}}]
-FORMS = ["json", "keyed", "raw", "ndjson", "transaction", "keyed transaction"]
+FORMS = ["json", "keyed", "raw", "ndjson", "transaction", "keyed transaction", "dapr", "dapr bulk"]
 
 
 def request(name: str, topic: str, form: str) -> bytes:
@@ -27,6 +28,10 @@ def request(name: str, topic: str, form: str) -> bytes:
         more = "".join(f"X-Headrace-Header-{k}: {v}\r\n" for k, v in RECORDS[0]["headers"].items())
     elif form == "ndjson":
         kind, body = "application/x-ndjson", json.dumps(RECORDS[0]).encode()
+    elif "dapr" in form:
+        path = f"/{'v1.0-alpha1/publish/bulk' if 'bulk' in form else 'v1.0/publish'}/kafka/{topic}?"
+        path += "&".join(f"metadata.{k}={quote(str(v))}" for k, v in RECORDS[0]["headers"].items())
+        body = json.dumps([{"entryId": "1", "event": "x"}]).encode()
     elif "transaction" in form:
         path = "/transactions"
         body = json.dumps({"topics": [{"topic": "t", "records": []}, {"topic": topic, "records": RECORDS}]}).encode()
@@ -42,13 +47,14 @@ async def status_of(server: Any, sent: bytes) -> int:
     writer.write(sent)
     response = await asyncio.wait_for(reader.read(), 60)
     writer.close()
-    return int(response.split()[1])
+    return {204: 200}.get(status := int(response.split()[1]), status)
 
 
 def test_every_endpoint_that_produces_is_looked_at() -> None:
     """One that is added is added here too."""
     producing = {one.path for one in every_endpoint() if one.rule.action == "produce"}
-    assert producing == {"/producers/{topic}", "/transactions"}
+    dapr = {"/v1.0/publish/{pubsub}/{topic}", "/v1.0-alpha1/publish/bulk/{pubsub}/{topic}"}
+    assert producing == {"/producers/{topic}", "/transactions", *dapr}
 
 
 @pytest.mark.parametrize("form", FORMS)

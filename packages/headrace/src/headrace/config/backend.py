@@ -188,6 +188,9 @@ class BackendConfig(Section):
     per record. `status`: the same array; 2xx means that all records succeeded. `single`: one record per request, its
     value as body. `cloudevents_structured`, `cloudevents_binary`: one record per request, as a CloudEvent 1.0. The
     response's body is read in mode `results` only."""
+    answers: Literal["own", "dapr"] = "own"
+    """`dapr`: the backend answers as an application of Dapr, with `SUCCESS`, `RETRY` or `DROP`. In the modes with an
+    array, request and response are those of Dapr's bulk subscriptions."""
     health: BackendHealth | None = None
     """When set, consumption waits for the first 2xx from this path; until then readiness reports it."""
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
@@ -218,4 +221,4 @@ class BackendConfig(Section):
 class RowsBackend(BackendConfig):
     """The HTTP endpoint that rows of a query are posted to."""
 
-    internal: ClassVar = frozenset(("health", "offsets_path"))
+    internal: ClassVar = frozenset(("answers", "health", "offsets_path"))

@@ -21,7 +21,7 @@ from headrace.errors import (
     MethodNotAllowed,
     PathNotFound,
 )
-from headrace.extras import package_of_path
+from headrace.extras import foreign_path, package_of_path
 from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.auth.principals import ANYONE, RequestCaller
@@ -337,15 +337,16 @@ class Router:
         found = methods.get(method)
         if found is None:
             allow = ", ".join(sorted(methods))
-            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
+            text = f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}{foreign_path()(method, path)}"
+            raise MethodNotAllowed(text, allow=allow)
         return Route(found.endpoint, found.serve, parameters, found.steps)
 
     def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
         for pattern, methods in self._patterns:
             if match := pattern.fullmatch(path):
                 return methods, match.groupdict()
-        hint = package_of_path(path) or "all are at /specui.html"
-        raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
+        hint = package_of_path(path) or foreign_path()(method, path) or "; all are at /specui.html"
+        raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path{hint}")
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -169,7 +169,7 @@ def _may_be_left_out(endpoint: Endpoint) -> bool:
     """Return whether a request without a body counts as one with `{}`."""
     try:
         msgspec.convert({}, endpoint.request[JSON])
-    except msgspec.ValidationError:
+    except (KeyError, msgspec.ValidationError):
         return False
     return True
 

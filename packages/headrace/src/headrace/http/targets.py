@@ -39,7 +39,7 @@ class Targets:
         for endpoint in self._producing:
             begins = _beginning(endpoint.path)
             if endpoint.method == method and path.startswith(begins):
-                return path.removeprefix(begins) if endpoint.parameters else ""
+                return path.removeprefix(begins).rpartition("/")[2] if endpoint.parameters else ""
         return None
 
 

@@ -22,7 +22,7 @@ class ProduceParts(Parts):
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         config, process = context.config, context.process
-        produce = ProduceService(
+        self.service = produce = ProduceService(
             config.producer,
             context.codecs,
             context.producer,

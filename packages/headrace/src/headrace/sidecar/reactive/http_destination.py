@@ -11,6 +11,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.delivery.delivery_span import begin_delivery, deliver_in
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
+from headrace.extras import hook
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
 from headrace.runtime.telemetry import tracing
@@ -51,6 +52,8 @@ class HttpDestination(Service):
         self._consumer = name
         self.client = client_of(backend, clock, tls, max_response_bytes)
         self._results = backend.mode == "results"
+        self._answers: Any = None
+        """What reads its responses, and writes requests with several records, in place of the mode."""
         self._health = backend.health.path if backend.health else ""
         self._suspects: dict[tuple[TopicPartition, int], None] = {}
         """Records that were sent alone, and at which it closed the connection."""
@@ -58,6 +61,9 @@ class HttpDestination(Service):
         self._payloads = payloads
         self._clock = clock
         write = _rows if rows and backend.mode not in ONE_RECORD_MODES else _WRITERS[backend.mode]
+        if backend.answers == "dapr":
+            self._answers = hook("dapr_answers", "backend.answers: dapr")(retry, backend.mode in ONE_RECORD_MODES)
+            write = self._answers.write or write
         self._request = functools.partial(write, payloads, DeliveryLines(self.client.lines))
 
     async def stop(self) -> None:
@@ -126,6 +132,8 @@ class HttpDestination(Service):
     def _replies(self, response: BackendResponse, sent: RecordBatch) -> list[Reply]:
         """Return what a response means for each record; raise if it concerns the whole backend or is not valid."""
         status = response.status
+        if self._answers and (replies := self._answers.replies(status, response.body, sent)):
+            return list(replies)
         if status < 300:
             return replies_of(response.body, sent) if self._results else [ACK] * len(sent)
         if self._retry.action_of_status(status) == "unavailable":

@@ -151,7 +151,9 @@ def dead_letters_of(kafka: MemoryCluster) -> Any:
     topics = SimpleNamespace(
         counts=awaits(kafka, []),
         page=awaits(kafka, page),
-        statistics=awaits(kafka, lambda t, *_: DeadLetterStatistics(t, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)),
+        statistics=awaits(
+            kafka, lambda t, *_: DeadLetterStatistics(t, None, None, 0, 0, {}, {}, {}, {}, {}, 0, 0, False)
+        ),
     )
     return SimpleNamespace(**vars(topics), topics=topics, chosen=calls(kafka, chosen), run=run, requests=requests)
 

@@ -134,7 +134,7 @@ async def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_anot
     clock = ManualClock(1.0)
     await run_redrive(make, clock.monotonic, {}, save, asyncio.Event())
     ended: dict[str, Any] = {"records": 0, "targets": {}, "errors": {}, "hours": {}, "keptBack": 0}
-    ended |= {"tooLarge": [], "unproved": {}}
+    ended |= {"tooLarge": [], "unproved": {}, "failedAgain": 0, "stopped": ""}
     assert saved == [{"done": 0}, {"done": 1, "total": 2, **ended}]
     with pytest.raises(KafkaUnavailable):
         failing = lambda resumes: make(resumes, KafkaUnavailable("away"))  # noqa: E731

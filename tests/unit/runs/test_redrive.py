@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -15,7 +15,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.delivery.dead_letter import Origin
 from headrace.errors import HeadraceError, InvalidRequest, KafkaError, KafkaTimeout, RecordTooLarge, TransactionAborted
 from headrace.kafka.internal_topics import InternalTopics
-from headrace.records import Record, TopicPartition
+from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.runs import redrive
 from headrace.runs.dead_letters.origins import Origins
 from headrace.runs.redrive import Redrive
@@ -245,10 +245,30 @@ def test_what_is_sent_while_others_are_saved_is_saved_later() -> None:
     assert saved == [{0: [1]}, {0: [2]}]
 
 
-def test_a_record_that_is_not_a_letter_is_refused_by_its_place(fake: DeadLetterCluster) -> None:
-    """Foreign records stop a redrive with partition and offset."""
+def test_a_record_that_no_reader_reads_is_left_and_counted(fake: DeadLetterCluster) -> None:
+    """The dead letters beside it go."""
     fake.letter(1)
     fake.dead(0, Record("x", 0, 0, 0, None, b"foreign"), [])
-    with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is not a dead letter"):
-        run(fake)
-    assert fake.produced == []
+    fake.letter(2)
+    done = run(fake)
+    assert (fake.values, sum(done.unproved.values()), fake.ended()) == ([b"v1", b"v2"], 1, {0, 2})
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_redrive_stops_when_too_many_records_come_back(fake: DeadLetterCluster, returns: bool) -> None:
+    """Those of the run count; what was not sent is left."""
+    for number in range(300):
+        fake.letter(number)
+    produce = fake.produce
+
+    async def failing(records: Sequence[OutgoingRecord]) -> list[Any]:
+        results = await produce(records)
+        for one in [one for one in records if one.topic == "orders"]:
+            fake.letter(1000, headers=one.headers if returns else [])
+        return results
+
+    fake.produce = failing  # type: ignore[method-assign]
+    done = run(fake, rate_records=20.0, stop_at_percent=1.0)
+    assert (1 < done.records < 100) if returns else done.records == 300
+    assert (done.failed_again > 1, done.stopped.endswith("dead letters failed, more than 1 %")) == (returns, returns)
+    assert len(fake.ended()) == done.records

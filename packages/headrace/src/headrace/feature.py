@@ -55,6 +55,8 @@ class Feature:
     """Path parameters of its endpoints, and what they mean."""
     topics: str = ""
     """The function that returns the topics that a configuration needs for it (`headrace doctor`)."""
+    dead_letters: str = ""
+    """The `ForeignDeadLetters` with the readers of what other products write to dead letter topics."""
     checks: str = ""
     """The subclass of `FeatureChecks`: what commands that make no process check."""
     needs: Sequence[str] = ()

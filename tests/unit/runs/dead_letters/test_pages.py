@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.model import HeadraceConfig
 from headrace.delivery.dead_letter import Origin, headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
@@ -202,7 +203,7 @@ async def test_values_are_decoded_as_far_as_they_can_be(
     reader = DeadLetterReader(Codecs(registry), None, wanted)
     poison = ("headrace.redrive.count", b"9" * 5000)
     record = Record("t.dlq", 0, 1, 5, None, data, lambda: [*headers(), poison])
-    letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E"), True)
+    letter = FoundDeadLetter(record, Origin(TopicPartition("t", 0), 7, 5, "g", 3, "E", dict(headers())), True)
     for _ in range(2):
         shown = await reader.read(letter)
         assert (shown.value_format, bytes(shown.value)) == (format_name, text)
@@ -221,7 +222,7 @@ async def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: py
 
     monkeypatch.setattr(pages, "CompletedOffsets", lambda *_: SimpleNamespace(load=load))
     registry = Registry(SchemaRegistryConfig(), ManualClock())
-    letters = DeadLetterPages(cast(Any, cluster), Codecs(registry), ManualClock())
+    letters = DeadLetterPages(cast(Any, cluster), Codecs(registry), ManualClock(), HeadraceConfig())
     monkeypatch.setattr(letters.topics, "names", AsyncMock(return_value={}))
     asks = [asyncio.ensure_future(letters.page("t.dlq", Selection(), ScanOptions(), 1)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -246,7 +247,7 @@ async def test_letters_are_counted_back_from_the_newest(
     monkeypatch.setattr(pages, "_DAY_MS", day_ms)
     registry = Registry(SchemaRegistryConfig(), ManualClock())
     clock = ManualClock(now_ms / 1000)
-    reader = DeadLetterPages(cast(Any, cluster), Codecs(registry), clock)
+    reader = DeadLetterPages(cast(Any, cluster), Codecs(registry), clock, HeadraceConfig())
     found = await reader.statistics("t.dlq", Selection(), ScanOptions())
     assert found.since == f"1970-01-01T00:00:0{since}+00:00"
     assert (found.dead_letters, sum(found.times.values()), found.partial) == (letters, letters, False)
@@ -262,8 +263,8 @@ async def test_letters_are_counted_back_from_the_newest(
 
 
 def test_which_topics_are_dead_letter_topics() -> None:
-    """By their ending, and by the settings of a consumer that reads what they are named after."""
-    names = ["a.dlq", "a.quarantine", "letters", "metrics.1", "metrics.1-failed", "orders", "other-failed"]
+    """By their ending, by the settings of a consumer that reads what they are named after, or as those of others."""
+    names = ["a.dlq", "a.quarantine", "b.DLT", "letters", "metrics.1", "metrics.1-failed", "orders", "other-failed"]
     topics = [SimpleNamespace(name=name, partitions=[0]) for name in names]
     admin: Any = SimpleNamespace(list_topics=AsyncMock(return_value=topics))
 
@@ -275,7 +276,10 @@ def test_which_topics_are_dead_letter_topics() -> None:
         consumer(topics=["orders"], dead_letter={"topic": "letters"}),
         consumer(topic_patterns=[r"metrics\..*"], dead_letter={"topic": "{topic}-failed"}),
     ]
-    found = asyncio.run(DeadLetterTopics(admin, consumers).names())
-    assert list(found) == ["a.dlq", "a.quarantine", "letters", "metrics.1-failed"]
+    config: Any = SimpleNamespace(
+        reactive_consumers=dict(enumerate(consumers)), foreign_dead_letters={"b.DLT": "b", "gone.DLT": "gone"}
+    )
+    found = asyncio.run(DeadLetterTopics(admin, config).names())
+    assert list(found) == ["a.dlq", "a.quarantine", "b.DLT", "letters", "metrics.1-failed"]
     assert found["letters"] == (1, consumers[0])
     assert found["a.dlq"] == (1, None)

@@ -49,6 +49,7 @@ _DEAD_LETTERS: Final = (
     TableColumn("error", "Error"),
     TableColumn("reason", "Reason"),
     TableColumn("origin", "Origin"),
+    TableColumn("writer", "Writer"),
     TableColumn("attempts", "Attempts", "number"),
     TableColumn("key", "Key"),
     TableColumn("value", "Value"),
@@ -174,7 +175,7 @@ class DeadLetterSearch:
 
     def show_causes(self, found: Mapping[str, Any]) -> None:
         """Show the numbers by cause; each error and topic is a link that selects it."""
-        parts = {"errors": "error", "topics": "topic", "statuses": "HTTP status", "times": "hour"}
+        parts = {"errors": "error", "topics": "topic", "writers": "writer", "statuses": "HTTP status", "times": "hour"}
         self._causes.show(
             {"name": name, "by": by, "count": number(count), "_key": f"{by} {name}"}
             | ({"_link": path_of(TOPIC_PAGE, name=self._name, **{**self._given, by: name})} if by in _FILTER else {})
@@ -254,6 +255,7 @@ def history_of(one: Mapping[str, Any]) -> dict[str, Any]:
     origin = one["origin"]
     return {
         "origin": f"{origin['topic']}-{origin['partition']} offset {origin['offset']}, {origin['timestamp']}",
+        "writer": one["writer"],
         "group": one["group"],
         "first failure": one["firstFailure"],
         "last failure": one["lastFailure"],
@@ -278,7 +280,8 @@ def dead_letter_row(one: Mapping[str, Any]) -> dict[str, Any]:
         "error": one["error"],
         "reason": excerpt(one["reason"], _EXCERPT),
         "origin": f"{origin['topic']}-{origin['partition']} offset {origin['offset']} of {one['group']}",
-        "attempts": number(one["attempts"]),
+        "writer": one["writer"],
+        "attempts": number(one["attempts"]) if one["attempts"] else "unknown",
         "key": excerpt(_text(one["key"]), _EXCERPT),
         "value": excerpt(_text(one["value"]), _EXCERPT),
         "state": "completed" if one["completed"] else "left",

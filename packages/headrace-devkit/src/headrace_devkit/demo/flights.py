@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.consumers.lag import lag_of
 from headrace.errors import NotFound
 from headrace.extras import not_installed
@@ -196,7 +197,7 @@ class Ledger:
         return sum(end for _, end in (await self._admin.topic_offsets(topic)).values())
 
     async def _dead_letters_left(self) -> int:
-        (found,) = await DeadLetterTopics(self._admin).counts(self._dead_letters)
+        (found,) = await DeadLetterTopics(self._admin, HeadraceConfig()).counts(self._dead_letters)
         return found.left
 
     async def _lag(self) -> int:

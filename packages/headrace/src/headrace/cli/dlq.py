@@ -19,7 +19,7 @@ from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_options
 from headrace.cli.command_codecs import open_codecs
 from headrace.cli.global_options import HeadraceGroup, uses
-from headrace.cli.options import RATE, TIMES, selection_options, with_options
+from headrace.cli.options import PERCENT, RATE, TIMES, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.replay_jobs import follow, print_job
 from headrace.cli.trust import certificates_of, trust
@@ -114,9 +114,10 @@ async def stats(
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"
     click.echo(f"{counted(found.dead_letters, 'dead letter')} in {topic} {window}, {found.left} left")
-    for title in ("errors", "topics", "statuses", "times"):
+    for title in ("errors", "topics", "writers", "statuses", "times"):
         for name, count in getattr(found, title).items():
-            click.echo(f"{title:10}{count:>8}  {name}")
+            if (title, name) != ("writers", "headrace"):
+                click.echo(f"{title:10}{count:>8}  {name}")
     if found.partial:
         summary = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
         click.echo(f"partial, the newest dead letters only: {summary}; use a smaller window")
@@ -125,9 +126,8 @@ async def stats(
 
 @contextlib.asynccontextmanager
 async def _pages(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
-    consumers = cluster.file.reactive_consumers.values() if cluster.file else ()
     async with open_codecs(cluster.registry) as codecs:
-        yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), consumers)
+        yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), cluster.file or WholeFile())
 
 
 def _print(found: msgspec.Struct) -> None:
@@ -139,6 +139,7 @@ def _block(topic: str, found: DeadLetterRecord) -> str:
     named = ("group", "attempts", "redrives", "first_failure", "last_failure", "error", "status", "reason")
     lines = {
         "dead letter": f"{topic}-{found.partition} offset {found.offset}{', completed' * found.completed}",
+        "writer": found.writer.removeprefix("headrace"),
         "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
         **{name.replace("_", " "): fields[name] for name in named},
         **{f"result {name}": text for name, text in msgspec.to_builtins(found.result).items()},
@@ -193,6 +194,8 @@ class _RunOptions(NamedTuple):
 @click.argument("topic")
 @click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
+@click.option("--from-origin", is_flag=True, help="Read records at their origin where a dead letter has no full copy.")
+@click.option("--stop-at-failures", type=PERCENT, metavar="PERCENT", help="Stop when more than this share fails: 1%.")
 @with_options(_RATE, _EXACTLY_ONCE, *_RUN)
 def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any) -> int:
     """Send dead letters back to their original partitions, with the key, value and headers they had.
@@ -206,11 +209,14 @@ def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any
     configuration it goes back only to the topic that its dead letter topic is named after. A record that was already
     redriven --max-redrives times is kept back.
 
+    With --stop-at-failures it stops when a larger share of those sent, and of 100, is refused or comes back to TOPIC.
+
     The command uses your rights in Kafka; with --url, a running Headrace uses its own.
 
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
-    options, request = _RunOptions(**chosen), {"maxRedrives": max_redrives}
+    policy = {"fromOrigin": chosen.pop("from_origin"), "stopAtFailures": chosen.pop("stop_at_failures")}
+    options, request = _RunOptions(**chosen), {"maxRedrives": max_redrives, **policy}
     if not to_backend:
         return _run("redrive", topic, request, options)
     if options.exactly_once:
@@ -279,7 +285,7 @@ def _run(kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOption
         print_json({"topic": topic, "dry_run": dry_run, **msgspec.structs.asdict(done)})
     else:
         _print_run(kind, topic, body, done)
-    return 1 if done.too_large or done.unproved else 0
+    return 1 if done.too_large or done.unproved or done.stopped else 0
 
 
 def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions) -> Redriven:
@@ -323,6 +329,7 @@ def _print_run(kind: str, topic: str, body: Mapping[str, Any], done: Redriven) -
         text = f"nothing left to {doing} in {topic}"
     if done.kept_back:
         text += f"; {done.kept_back} kept back: redriven {body['maxRedrives']} times or more"
+    text += f"; {done.failed_again} failed again" if done.failed_again else ""
     click.echo(text)
     if body["dryRun"] and done.records:
         width = max(len(value) for value in (*done.errors, *done.hours))
@@ -333,3 +340,5 @@ def _print_run(kind: str, topic: str, body: Mapping[str, Any], done: Redriven) -
     unproved = [f"{counted(count, 'dead letter')}: {why}" for why, count in done.unproved.items()]
     for line in (*done.too_large, *unproved):
         click.echo(f"not sent: {line}", err=True)
+    if done.stopped:
+        click.echo(f"stopped: {done.stopped}", err=True)

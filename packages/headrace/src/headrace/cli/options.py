@@ -29,7 +29,7 @@ class ParsedType(click.ParamType[Any]):
 
 
 def _rate(text: str) -> float:
-    rate = float(text)
+    rate = float(text.removesuffix("/s"))
     if not 0 < rate < float("inf"):
         raise ValueError
     return rate
@@ -63,7 +63,8 @@ MOMENT = ParsedType(
 )
 """A point in time: ISO 8601, by default UTC, or an age (`90s`, `15m`, `2h`, `1d`)."""
 RATE = ParsedType("rate", _rate, "not a valid rate: use a number above 0")
-"""Records per second: more than 0, and neither `nan` nor `inf`."""
+"""Records per second, also written 5/s: more than 0, and neither `nan` nor `inf`."""
+PERCENT = ParsedType("percent", lambda text: float(text.removesuffix("%")), "not a percentage: write 1%")
 PAIR = ParsedType("name=value", _pair, "not NAME=VALUE")
 TARGET = ParsedType("position", _target, "no position: write earliest, latest, an offset (47), a time, or an age (2h)")
 """A position to continue at, as requests of the API have it: `to`, `offset` or `time`."""

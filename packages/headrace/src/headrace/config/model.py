@@ -1,5 +1,6 @@
 """The model of `headrace.yaml`: the source of parsing, checks, JSON Schema and the reference page."""
 
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
@@ -36,6 +37,11 @@ class HeadraceConfig(Section):
     """Keys of a feature that need one process for the port."""
     first_process: ClassVar[frozenset[str]] = frozenset()
     """Keys of a feature that the first of several processes serves for all."""
+
+    @property
+    def foreign_dead_letters(self) -> Mapping[str, Sequence[str]]:
+        """Dead letter topics that other products write, and the topics each has dead letters of; features add them."""
+        return {}
 
     kafka: KafkaConfig = KafkaConfig()
     """Connection to Kafka."""

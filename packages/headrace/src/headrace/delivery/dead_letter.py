@@ -4,6 +4,7 @@ Key, value and the record's own headers stay byte for byte; the history is in he
 """
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -52,7 +53,13 @@ class Origin(msgspec.Struct, frozen=True):
     attempts: int
     error: str
     headers: Mapping[str, bytes | None] = {}
-    """All headers of the dead letter, the last one of each name."""
+    """All headers of the dead letter, the last one of each name; of another writer, as Headrace would name them."""
+    writer: str = "headrace"
+    """The product that wrote the dead letter."""
+    history: re.Pattern[str] | None = None
+    """Names of the headers that another writer adds."""
+    refusal: str = ""
+    """Why a dead letter of another writer may not go back as it is; empty if it may."""
 
     def text(self, name: str) -> str:
         """Return another part of the history, empty if there is none.
@@ -66,6 +73,8 @@ class Origin(msgspec.Struct, frozen=True):
 
     def own_headers(self, headers: Sequence[Header]) -> list[Header]:
         """Return those headers of its dead letter that the record had when it was produced."""
+        if self.history:
+            return [header for header in headers if not self.history.fullmatch(header[0])]
         return [] if self.headers.keys() <= _HISTORY else own_headers(headers)
 
 
@@ -130,18 +139,6 @@ def own_headers(headers: Sequence[Header]) -> list[Header]:
     return own if len(own) == len(headers) else [header for header in own if header[0] != STACK_TRACE]
 
 
-def require_origin(record: Record) -> Origin:
-    """Return the history of a dead letter; raise InvalidRequest if the record is not a dead letter."""
-    origin = origin_of(record.headers)
-    if origin is None:
-        raise InvalidRequest(
-            f"record {record.offset} of {record.topic_partition} is not a dead letter: it has no headrace.dlq headers; "
-            "name a dead letter topic",
-            topic=record.topic,
-        )
-    return origin
-
-
 def redriven_count(headers: Sequence[Header]) -> int:
     """Return how often a record with these headers was redriven."""
     for name, value in headers:
@@ -173,7 +170,10 @@ def restored(dead_letter: Record) -> Record:
     Raises:
         InvalidRequest: The record is not a dead letter.
     """
-    origin = require_origin(dead_letter)
+    origin = origin_of(dead_letter.headers)
+    if origin is None:
+        what = f"record {dead_letter.offset} of {dead_letter.topic_partition} is not a dead letter of Headrace"
+        raise InvalidRequest(f"{what}: name a dead letter topic", topic=dead_letter.topic)
     own = redriven_headers(own_headers(dead_letter.headers), origin)
     partition, time_ms = origin.partition, origin.timestamp_ms
     size = dead_letter.size_bytes

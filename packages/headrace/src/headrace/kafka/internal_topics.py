@@ -47,6 +47,8 @@ class InternalTopics:
         self._state = {config.audit.topic, config.producer.idempotency.topic, config.control.topic}
         self._owners: list[Owner] = [*config.reactive_consumers.values()]
         self._registered: list[Owner] = []
+        self.foreign = config.foreign_dead_letters
+        """Dead letter topics that other products write, and the topics each has dead letters of."""
         self.registrations = 0
         """How often `register` was called."""
         self._known: dict[str, Kind] = {}
@@ -96,7 +98,8 @@ class InternalTopics:
             return "state"
         if kind := kind_by_name(topic):
             return kind
-        return "dead_letter" if any(_is_dead_letter_topic(owner, topic) for owner in self.owners) else ""
+        holds = topic in self.foreign or any(_is_dead_letter_topic(owner, topic) for owner in self.owners)
+        return "dead_letter" if holds else ""
 
 
 def _is_dead_letter_topic(owner: Owner, topic: str) -> bool:

@@ -50,6 +50,10 @@ class DeadLetterJobRequest(Selection, frozen=True, kw_only=True, rename="camel")
     """Dead letters whose record was redriven this often are kept back."""
     last_retry: bool = False
     """With `toConsumer`: a record that fails is counted, and does not become a dead letter again."""
+    from_origin: bool = False
+    """Of a redrive: read the record at its origin where the dead letter holds no full copy of it."""
+    stop_at_failures: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    """Of a redrive: stop when more than this percentage fails."""
     dry_run: bool = False
 
     def selection(self) -> Selection:
@@ -160,6 +164,8 @@ class DeadLetterJobs:
     def _spec(self, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str) -> RedriveSpec:
         if request.to_consumer and kind != "redrive":
             raise InvalidRequest("toConsumer is only for a redrive: remove it")
+        if (request.from_origin or request.stop_at_failures) and (request.to_consumer or kind != "redrive"):
+            raise InvalidRequest("fromOrigin and stopAtFailures are only for a redrive to topics: remove them")
         if request.to_consumer and request.exactly_once:
             raise InvalidRequest("exactlyOnce is only for topics: remove it, or toConsumer")
         if request.last_retry and not request.to_consumer:
@@ -172,6 +178,8 @@ class DeadLetterJobs:
             exactly_once=request.exactly_once,
             rate_records=request.rate,
             max_redrives=request.max_redrives,
+            from_origin=request.from_origin,
+            stop_at_percent=request.stop_at_failures,
             by=by,
         )
         return RedriveSpec(topic, request.selection(), target, options)
@@ -209,6 +217,7 @@ async def run_redrive(
     await save_progress({**reached, **found})
     notes = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
     notes += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
+    notes += [f"stopped: {done.stopped}"] if done.stopped else []
     return "; ".join([*notes, *(f"not sent: {line}" for line in done.too_large[:10])])
 
 

@@ -7,18 +7,19 @@ The records of a delivery are written, and then saved as completed. A run that i
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
 from headrace import errors
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.delivery.dead_letter import origin_of, redriven_count, require_origin
+from headrace.delivery.dead_letter import redriven_count
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.delivery.pump import Pump
-from headrace.kafka import Admin, read_window
-from headrace.records import Committed, Offsets, Produce, Record
+from headrace.kafka import Admin, read_window, window
+from headrace.records import Committed, Offsets, Produce, Record, TopicPartition
 from headrace.runs.dead_letters.completed_offsets import CompletedOffsets, dead_letter_lease
+from headrace.runs.dead_letters.dead_letter_readers import ReadDeadLetter, foreign_readers, read_origin
 from headrace.runs.dead_letters.origins import QUARANTINE, Origins
 from headrace.runs.redrive_spec import Redriven, RedriveSpec
 from headrace.runs.redrive_writers import (
@@ -69,20 +70,17 @@ class _Planner:
         """Return the items for records of one partition.
 
         Raises:
-            InvalidRequest: A record is not a dead letter.
             TopicNotFound: A target does not exist.
         """
         spec, tally, target, partitions = self._spec, self._tally, self._spec.target, self._partitions
-        has_conditions = spec.select.has_conditions
+        dead_letters = self._selected(records)
+        originals = await self._originals(dead_letters)
         items: list[Item] = []
-        for record in self._left(records):
-            headers = record.headers
-            origin = origin_of(headers) or require_origin(record)  # the second raises with the reason
-            if has_conditions and not self._matcher.matches(record, origin, headers):
-                continue
-            tally.any_selected = True
-            own = origin.own_headers(headers)
-            if target.returns and (why := self._origins.refusal(spec.topic, origin)):
+        for record, origin, headers in dead_letters:
+            original = originals.get(record.offset)
+            own = original.headers if original else origin.own_headers(headers)
+            why = self._origins.refusal(spec.topic, origin) or ("" if original else origin.refusal)
+            if target.returns and why:
                 tally.refuse(why)
                 continue
             if target.returns and redriven_count(own) >= spec.options.max_redrives:
@@ -92,12 +90,36 @@ class _Planner:
             if topic := target.topic_for(spec.topic, origin):
                 if topic not in partitions:
                     await self.learn(topic)
-                outgoing = target.outgoing(record, topic, own, origin)
+                outgoing = target.outgoing(original or record, topic, own, origin)
                 if not 0 <= (outgoing.partition or 0) < partitions[topic]:
                     # The topic was created again with fewer partitions: the key chooses.
                     outgoing = msgspec.structs.replace(outgoing, partition=None)
             items.append(Item(record, outgoing, origin.error))
         return items
+
+    def _selected(self, records: Sequence[Record]) -> list[ReadDeadLetter]:
+        """Return the selected dead letters of one partition, with what they hold."""
+        has_conditions = self._spec.select.has_conditions
+        dead_letters: list[ReadDeadLetter] = []
+        for record in self._left(records):
+            headers = record.headers
+            origin = read_origin(record, headers)
+            if origin is None:
+                self._tally.refuse("no reader reads them as dead letters")
+            elif not has_conditions or self._matcher.matches(record, origin, headers):
+                dead_letters.append((record, origin, headers))
+        self._tally.any_selected |= bool(dead_letters)
+        return dead_letters
+
+    async def _originals(self, dead_letters: Sequence[ReadDeadLetter]) -> Mapping[int, Record]:
+        """Read the records of those dead letters that hold no full copy, if the run may."""
+        found: dict[int, Record] = {}
+        if self._spec.options.from_origin:
+            topic, origins = self._spec.topic, self._origins
+            proved = [one for one in dead_letters if one[1].refusal and not origins.refusal(topic, one[1])]
+            for reader in foreign_readers() if proved else ():
+                found |= await reader.originals(self._admin, proved)
+        return found
 
     def _left(self, records: Sequence[Record]) -> Sequence[Record]:
         """Return the records of one partition that are not completed, and were not refused in this run."""
@@ -215,9 +237,12 @@ class Redrive:
         total = sum(ends.values()) - sum(starts.values())
         tally.kept_back = 0
         tally.unproved.clear()
+        policed = spec.options.stop_at_percent and not spec.options.dry_run
+        returning = (await window(self._admin, spec.topic))[1] if policed else {}
 
         async def save(progress: Progress) -> bool:
             await writer.save()
+            run.halted = await self._fails_too_often(returning)
             if on_progress:
                 left = sum(ends[p] - at.offset for p, at in progress.positions.items())
                 await on_progress(total - left, total)
@@ -246,6 +271,23 @@ class Redrive:
         if expired := completed.tombstones_for_expired(await self._admin.start_offsets(starts)):
             await writer.write_others(expired)
         return tally.result()
+
+    async def _fails_too_often(self, seen: dict[TopicPartition, int]) -> bool:
+        """Count what returned since the offsets in `seen`, and return whether too much of all, or of 100, failed."""
+        tally, limit = self._tally, self._spec.options.stop_at_percent
+        if limit is None or not seen:
+            return False
+        ends = await self._admin.end_offsets(seen)
+        if starts := {p: at for p, at in seen.items() if at < ends[p]}:
+            reading = read_window(self._admin.config, starts, {p: ends[p] for p in starts})
+            async with contextlib.aclosing(reading) as batches:
+                async for batch in batches:
+                    tally.returned += sum(redriven_count(record.headers) > 0 for record in batch)
+        seen.update(ends)
+        failed = tally.returned + len(tally.too_large)
+        if failed > max(tally.settled, 100) * limit / 100:
+            tally.stopped = f"{failed} of {tally.settled} dead letters failed, more than {limit:g} %"
+        return bool(tally.stopped)
 
     async def _bounds(self) -> tuple[Offsets, Offsets]:
         """Return where reading starts and ends in each partition of the window."""

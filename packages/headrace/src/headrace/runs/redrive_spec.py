@@ -55,6 +55,10 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Records per second at most."""
     max_redrives: int = MAX_REDRIVES
     """Dead letters whose record was already redriven this often are kept back: they would return forever."""
+    from_origin: bool = False
+    """Read the record at its origin where the dead letter holds no full copy of it."""
+    stop_at_percent: float | None = None
+    """Stop when more than this share of the dead letters fails."""
     by: str = ""
     """Who requested it; stored with the completed offsets."""
 
@@ -96,4 +100,8 @@ class Redriven(msgspec.Struct, frozen=True, rename="camel"):
     too_large: Sequence[str]
     """Dead letters that are left because the target refuses them, each with the reason."""
     unproved: Mapping[str, int] = {}
-    """Number of dead letters that are left because their origin is not proved, by reason."""
+    """Number of dead letters that are left because they may not go back, by reason."""
+    failed_again: int = 0
+    """Redriven records that became dead letters again during the run; counted with a limit of failures."""
+    stopped: str = ""
+    """Why the run stopped before its end."""

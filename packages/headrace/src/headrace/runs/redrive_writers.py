@@ -50,6 +50,8 @@ class Tally:
         self.kept_back = 0
         self.too_large: dict[tuple[int, int], str] = {}
         self.unproved: Counter[str] = Counter()
+        self.returned = 0
+        self.stopped = ""
 
     @property
     def settled(self) -> int:
@@ -75,6 +77,8 @@ class Tally:
             kept_back=self.kept_back,
             too_large=[*self.too_large.values()],
             unproved=dict(self.unproved.most_common()),
+            failed_again=self.returned,
+            stopped=self.stopped,
         )
 
 

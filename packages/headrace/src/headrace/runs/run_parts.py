@@ -35,7 +35,7 @@ class RunParts(Parts):
         """Runs the jobs of this process, and shows all."""
         self.replays = dead_letter_jobs.replays
         """Checks requests for replays, and makes them into jobs."""
-        pages = DeadLetterPages(context.admin, context.codecs, clock, config.reactive_consumers.values())
+        pages = DeadLetterPages(context.admin, context.codecs, clock, config)
         self.endpoints = [JobEndpoints(self.jobs, self.replays, dead_letter_jobs), DeadLetterEndpoints(pages)]
 
     def services(self) -> Sequence[Service]:

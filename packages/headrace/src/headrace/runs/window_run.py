@@ -249,6 +249,8 @@ class Run:
         self._clock, self._check, self._drain_seconds = clock, check, drain_seconds
         self._failure: HeadraceError | None = None
         self._source: WindowSource | None = None
+        self.halted = False
+        """Set to end the run early, as `stop` does."""
 
     def fail(self, error: HeadraceError) -> None:
         """End the run with an error; after the first one, others are ignored."""
@@ -294,7 +296,7 @@ class Run:
             if self._failure:
                 raise self._failure
             self._check()
-            if stop.is_set():
+            if stop.is_set() or self.halted:
                 await self._close(source, save, self._drain_seconds)
                 return False
             now = self._clock.monotonic()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.section import fits_any
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.kafka import Admin, read_window
@@ -42,10 +43,10 @@ class DeadLetterCounts(msgspec.Struct, frozen=True):
 class DeadLetterTopics:
     """The dead letter topics of a cluster: those of the configuration, and those named `*.dlq` or `*.quarantine`."""
 
-    def __init__(self, admin: Admin, consumers: Iterable[ReactiveConsumerConfig] = ()) -> None:
-        """Prepare; the settings of `consumers` name further dead letter topics."""
-        self._admin = admin
-        self._consumers = list(consumers)
+    def __init__(self, admin: Admin, config: HeadraceConfig) -> None:
+        """Prepare; the settings name further dead letter topics."""
+        self._admin, self._foreign = admin, config.foreign_dead_letters
+        self._consumers = list(config.reactive_consumers.values())
 
     async def names(self) -> dict[str, tuple[int, ReactiveConsumerConfig | None]]:
         """Return each with the number of its partitions and the consumer that writes it, in the order of names."""
@@ -54,7 +55,7 @@ class DeadLetterTopics:
         for consumer in self._consumers:
             for origin in {*consumer.topics, *filter(fits_any(consumer.topic_patterns), sizes)}:
                 writers.setdefault(consumer.dead_letter.topic_for(origin), consumer)
-        chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in writers)
+        chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in {**writers, **self._foreign})
         return {name: (sizes[name], writers.get(name)) for name in chosen}
 
     async def counts(self, only: str | None = None) -> list[DeadLetterCount]:

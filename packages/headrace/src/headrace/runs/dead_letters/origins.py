@@ -47,6 +47,8 @@ class Origins:
         kind = self._internal.kind_of(topic)
         if topic == source or kind == "state":
             return f"they name {topic} as their origin, and no record may go back there"
+        if topic in self._internal.foreign.get(source, ()):
+            return ""
         if not owners:
             if usual and kind != "dead_letter":
                 return ""

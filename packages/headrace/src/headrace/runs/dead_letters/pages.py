@@ -9,13 +9,13 @@ import contextlib
 import heapq
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
+from headrace.config.model import HeadraceConfig
+from headrace.delivery.dead_letter import STACK_TRACE, Origin, redriven_count
 from headrace.errors import InvalidRequest, TooManyRequests
 from headrace.formats.choice import Codecs
 from headrace.formats.stored_values import AUTO, StoredValues
@@ -24,6 +24,7 @@ from headrace.kafka.timestamps import iso_ms, milliseconds, moment
 from headrace.records import Record, TopicPartition
 from headrace.runs.dead_letters.completed_offsets import CompletedOffsets
 from headrace.runs.dead_letters.counts import DeadLetterTopics, not_one
+from headrace.runs.dead_letters.dead_letter_readers import read_origin
 from headrace.runs.selection import Matcher, Selection, Window
 from headrace.runtime import Clock
 
@@ -32,7 +33,7 @@ State = Literal["all", "left", "completed"]
 
 _CURSOR: Final = re.compile(r"(newest|oldest)((?:\.\d{1,9}-\d{1,18})*)")
 _FIRST_ROUND: Final = 50
-_ROUND_RECORDS: Final = 2_000
+_ROUND_RECORDS: Final = 8_000
 _ROUND_BYTES: Final = 16_777_216
 _TURN: Final = 200
 _SCANS: Final = 2
@@ -63,7 +64,7 @@ class ScanOptions(NamedTuple):
     """`left` selects dead letters that are not completed, `completed` those that are."""
     text: str = ""
     """Reason, excerpt or error class must contain this, in upper or lower case."""
-    limit_records: int = 10_000
+    limit_records: int = 100_000
     """Maximum number of records to read."""
     limit_seconds: float = 5.0
     """No round of reading starts after this; a round that has started is completed."""
@@ -86,7 +87,7 @@ class Scan:
         self.scanned = 0
         """Records read and examined."""
         self.foreign = 0
-        """Those of them that are not dead letters."""
+        """Those of them that no reader reads as a dead letter."""
 
     @property
     def remaining(self) -> int:
@@ -119,7 +120,7 @@ class Scan:
                 self.scanned += 1
                 self._pass(record.topic_partition, record.offset + (not self._newest))
                 headers = record.headers
-                origin = origin_of(headers)
+                origin = read_origin(record, headers)
                 if origin is None:
                     self.foreign += 1
                     continue
@@ -129,7 +130,9 @@ class Scan:
             for partition, (first, end) in windows.items():  # also past offsets without records
                 self._pass(partition, first if self._newest else end)
         if self.scanned and self.scanned == self.foreign and not self._skipped_completed:
-            raise not_one(self._topic, f"none of the {self.foreign} records that were read has headrace.dlq headers")
+            raise not_one(
+                self._topic, f"none of the {self.foreign} records that were read has headers of a dead letter"
+            )
 
     async def _begin(self, selection: Selection) -> None:
         window = await Window.resolve(self._admin, self._topic, selection)
@@ -241,9 +244,12 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     timestamp: str
     completed: bool
     """Whether it is redriven, dropped, moved to quarantine or delivered again."""
+    writer: str
+    """The product that wrote it: `headrace`, or that of another reader."""
     origin: DeadLetterOrigin
     group: str
     attempts: int
+    """0 if its writer does not say."""
     first_failure: str
     last_failure: str
     error: str
@@ -277,8 +283,9 @@ class DeadLetterReader:
         """Return a dead letter with its key and value in JSON."""
         record, origin, completed = found
         headers = record.headers
-        own = [(name, _text(data)) for name, data in own_headers(headers)]
-        trace = dict(headers).get(STACK_TRACE) or b""
+        own = [(name, _text(data)) for name, data in origin.own_headers(headers)]
+        trace = origin.headers.get(STACK_TRACE) or b""
+        written = iso_ms(origin.timestamp_ms) if origin.timestamp_ms >= 0 else ""
         await self._keys.prepare([record.key])
         await self._values.prepare([record.value])
         key, value = self._keys.find(record.key), self._values.find(record.value)
@@ -287,7 +294,8 @@ class DeadLetterReader:
             offset=record.offset,
             timestamp=iso_ms(record.timestamp_ms),
             completed=completed,
-            origin=DeadLetterOrigin(*origin.partition, origin.offset, iso_ms(origin.timestamp_ms)),
+            writer=origin.writer,
+            origin=DeadLetterOrigin(*origin.partition, origin.offset, written),
             group=origin.group,
             attempts=origin.attempts,
             first_failure=origin.text("first_failure"),
@@ -337,6 +345,8 @@ class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
     """Error class to dead letters."""
     topics: dict[str, int]
     """Origin topic to dead letters."""
+    writers: dict[str, int]
+    """The product that wrote them to dead letters."""
     statuses: dict[str, int]
     """HTTP status to dead letters, of those that have one."""
     times: dict[str, int]
@@ -351,12 +361,10 @@ class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
 class DeadLetterPages:
     """Reads dead letter topics for people."""
 
-    def __init__(
-        self, admin: Admin, codecs: Codecs, clock: Clock, consumers: Iterable[ReactiveConsumerConfig] = ()
-    ) -> None:
-        """Prepare; `consumers` are those whose dead letter topics and formats are known."""
+    def __init__(self, admin: Admin, codecs: Codecs, clock: Clock, config: HeadraceConfig) -> None:
+        """Prepare; the consumers of `config` are those whose dead letter topics and formats are known."""
         self._admin, self._codecs, self._clock = admin, codecs, clock
-        self.topics = DeadLetterTopics(admin, consumers)
+        self.topics = DeadLetterTopics(admin, config)
         self._scans = 0
 
     async def page(self, topic: str, selection: Selection, options: ScanOptions, most: int) -> DeadLetterPage:
@@ -397,13 +405,15 @@ class DeadLetterPages:
             end = milliseconds(until) if until else await self._newest_ms(topic)
             since = None if end is None else moment(max(0, end - _DAY_MS))
             selection = msgspec.structs.replace(selection, since=since)
-        errors, topics, statuses, times = Counter[str](), Counter[str](), Counter[str](), Counter[int]()
+        errors, topics, writers, statuses = (Counter[str]() for _ in range(4))
+        times = Counter[int]()
         left = 0
         async with self._scanning(topic, selection, options) as (scan, dead_letters):
             async for record, origin, completed in dead_letters:
                 left += not completed
                 errors[origin.error] += 1
                 topics[origin.partition.topic] += 1
+                writers[origin.writer] += 1
                 if status := origin.text("status"):
                     statuses[status] += 1
                 times[record.timestamp_ms // bucket_ms * bucket_ms] += 1
@@ -415,6 +425,7 @@ class DeadLetterPages:
             left,
             _most(errors),
             _most(topics),
+            dict(writers),
             _most(statuses),
             {iso_ms(start): count for start, count in sorted(times.items())},
             scan.scanned,

@@ -1,0 +1,1 @@
+"""Dead letters that Spring, Connect, Kafka Streams, share groups and SmallRye write."""

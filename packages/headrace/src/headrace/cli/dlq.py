@@ -195,7 +195,9 @@ class _RunOptions(NamedTuple):
 @click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
 @click.option("--from-origin", is_flag=True, help="Read records at their origin where a dead letter has no full copy.")
-@click.option("--stop-at-failures", type=PERCENT, metavar="PERCENT", help="Stop when more than this share fails: 1%.")
+@click.option(
+    "--stop-at-failures", type=PERCENT, metavar="PERCENT", help="Stop when a larger share is refused or returns."
+)
 @with_options(_RATE, _EXACTLY_ONCE, *_RUN)
 def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any) -> int:
     """Send dead letters back to their original partitions, with the key, value and headers they had.
@@ -208,8 +210,6 @@ def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any
     A dead letter goes back only to a topic that its consumer reads according to the configuration (-c). Without a
     configuration it goes back only to the topic that its dead letter topic is named after. A record that was already
     redriven --max-redrives times is kept back.
-
-    With --stop-at-failures it stops when a larger share of those sent, and of 100, is refused or comes back to TOPIC.
 
     The command uses your rights in Kafka; with --url, a running Headrace uses its own.
 

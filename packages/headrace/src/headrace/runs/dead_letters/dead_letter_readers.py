@@ -10,7 +10,6 @@ from headrace.kafka import Admin
 from headrace.records import Header, Record
 
 ReadDeadLetter = tuple[Record, Origin, Sequence[Header]]
-"""A dead letter, its history and its headers."""
 
 
 class ForeignDeadLetters(Protocol):

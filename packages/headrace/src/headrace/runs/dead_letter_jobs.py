@@ -179,7 +179,7 @@ class DeadLetterJobs:
             rate_records=request.rate,
             max_redrives=request.max_redrives,
             from_origin=request.from_origin,
-            stop_at_percent=request.stop_at_failures,
+            stop_at_percent=None if request.dry_run else request.stop_at_failures,
             by=by,
         )
         return RedriveSpec(topic, request.selection(), target, options)

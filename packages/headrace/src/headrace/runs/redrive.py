@@ -237,8 +237,7 @@ class Redrive:
         total = sum(ends.values()) - sum(starts.values())
         tally.kept_back = 0
         tally.unproved.clear()
-        policed = spec.options.stop_at_percent and not spec.options.dry_run
-        returning = (await window(self._admin, spec.topic))[1] if policed else {}
+        returning = (await window(self._admin, spec.topic))[1] if spec.options.stop_at_percent else {}
 
         async def save(progress: Progress) -> bool:
             await writer.save()

@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.outcomes import ACK, HANDED_OFF, Outcome, Reply
+from headrace.delivery.outcomes import ACK, FILTERED, HANDED_OFF, Outcome, Reply
 from headrace.delivery.policy import Judged, judge
 from headrace.records import Record
 from yaml_table import table
 
 FAILED = Reply("not processed", "why")
-REPLIES = {"ok": ACK, "handed off": HANDED_OFF, "failed": FAILED, "bad": Reply("DecodeError", permanent=True)}
+REPLIES = {
+    "ok": ACK,
+    "handed off": HANDED_OFF,
+    "filtered": FILTERED,
+    "failed": FAILED,
+    "bad": Reply("DecodeError", permanent=True),
+}
 
 
 def judged(*replies: Reply, attempt: int = 1, **retry: Any) -> Judged:

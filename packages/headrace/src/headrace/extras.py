@@ -37,6 +37,7 @@ MODULES: Final[Mapping[str, Sequence[str]]] = {
 _GUESTS: Final = """
 pipelines: section pipelines, section spark_pipelines, command pipeline, path /adm/pipelines, schema pipeline
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
+queries: hook record_condition
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
 dialects: folder light-4j, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata

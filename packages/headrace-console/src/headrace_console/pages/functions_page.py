@@ -129,7 +129,7 @@ def _row(view: View, one: Mapping[str, Any], values: Values) -> dict[str, Any]:
             for metric, what in ((_BUSY, "busy"), (_RESTARTS, "replaced"), (_FRAMES, "frames wait"))
         ),
         "mean": f"{1000 * (value(_SUM) or 0.0) / calls:,.1f} ms" if calls else "-",
-        "failed": number(sum(count for how, count in counts.items() if how != "delivered")),
+        "failed": number(sum(count for how, count in counts.items() if how not in ("delivered", "filtered"))),
         "lag": number(one["lag"]),
         "why": one["why"],
         "_level": level,

@@ -30,7 +30,7 @@ from headrace.records import Record, TopicPartition
 
 _MOST_NAMED: Final = 20
 _MOST_OFFSETS: Final = 5_000_000
-_SKIPPED: Final = ("skipped", "discarded", "given up")
+_SKIPPED: Final = ("skipped", "filtered", "discarded", "given up")
 """Beginnings of the reasons of records that are completed without a dead letter; 0.2 wrote `given up`."""
 _DELIVERIES: Final = ("REACTIVE_CONSUMER", "STREAMING_CONSUMER")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig, is_protected
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.membership import ConsumerConfig, no_reset_by_itself
 from headrace.config.references import is_secret_name
 from headrace.config.section import (
@@ -21,6 +22,8 @@ from headrace.config.section import (
     TopicName,
     TopicPattern,
 )
+from headrace.errors import HeadraceError
+from headrace.extras import hook
 
 Action = Literal["retry", "dead_letter", "skip", "unavailable"]
 """What a failure means. `retry` uses up an attempt. `dead_letter` makes the record a dead letter at once. `skip` counts
@@ -120,6 +123,32 @@ class RowsRetry(RetryConfig):
     """What happens to a row that a backend refused."""
 
     internal: ClassVar = frozenset(("errors", "rollback_threshold_percent", "last_retry"))
+
+
+def condition_of(text: str) -> Any:
+    """Return the check of a condition in SQL, made by the package of queries; HeadraceError if it is not valid."""
+    return hook("record_condition", "where")(text)
+
+
+def _condition(text: str) -> str:
+    try:
+        if text:
+            condition_of(text)
+    except HeadraceError as cause:
+        raise ValueError(cause.description) from None
+    return text
+
+
+Where = Annotated[str, Field(max_length=10_000), AfterValidator(_condition)]
+"""A condition in SQL over one record; empty for none."""
+
+
+def fit_condition(where: str, value_format: str) -> None:
+    """Raise ValueError if a condition reads values in a format that it cannot read."""
+    if where and value_format in SCHEMA_TYPES and condition_of(where).reads_value:
+        raise ValueError(
+            f"where reads the value, and its format is {value_format}, not JSON: use key or headers, or a pipeline"
+        )
 
 
 class DeadLetterConfig(Section):
@@ -242,6 +271,13 @@ class ReactiveConsumerConfig(SourceConfig):
     topics of Kafka and of Headrace (dead letters, retries, audit) never match; `topics` can name them."""
     group: GroupName
     """Consumer group."""
+    where: Where = ""
+    """Condition in SQL over `key`, `value`, `headers`, `topic`, `partition`, `offset` and `timestamp`, such as
+    `value.amount > 100`. A record for which it is not true is completed without a delivery. One for which it cannot be
+    decided fails for good, as one that cannot be decoded."""
+    max_age_seconds: Annotated[float | None, Field(gt=0), Number] = None
+    """Age, by its timestamp, from which a record is not delivered. It becomes a dead letter; with `retry.errors:
+    {RecordExpired: skip}` it is discarded and counted. Unset: no limit."""
     backend: BackendConfig
     """Where records are delivered."""
 
@@ -253,6 +289,7 @@ class ReactiveConsumerConfig(SourceConfig):
         for dlq in map(self.dead_letter.topic_for, topics if self.dead_letter.enabled else ()):
             if dlq in topics:
                 raise ValueError(f"dead_letter.topic is {dlq}, which this consumer also reads: use another topic")
+        fit_condition(self.where, self.value_format)
         fitted = self._fit_mode()
         fitted._check_offsets()
         fit_retry_topics(self, self.group, [*self.topics, self.dead_letter.topic])

@@ -26,6 +26,8 @@ class Outcome(enum.StrEnum):
     """Delivered, and in flight until it is acknowledged explicitly."""
     HANDED_OFF = "handed_off"
     """Completed without a delivery: it is blocked by its key, was delivered before, or was not requested."""
+    FILTERED = "filtered"
+    """Completed without a delivery: it does not meet the condition of its consumer."""
     SKIPPED = "skipped"
     """Completed: the policy treats its failure as already handled."""
     SKIPPED_BY_HAND = "skipped by hand"
@@ -79,6 +81,9 @@ NOT_BEGUN = Reply("not begun", reached=False)
 """The record was not started: its partition is being revoked, or it waits for an earlier record that failed."""
 HANDED_OFF = Reply(reached=False)
 """The record is completed here without a delivery: it waits in a retry topic, or was not requested."""
+
+FILTERED = Reply(reason="where is not true", reached=False)
+"""The record does not meet the condition `where`; it is completed, counted and audited."""
 
 
 def not_taken(cause: HeadraceError) -> Reply:
@@ -182,7 +187,7 @@ class OnCompleted(Protocol):
         """Report completed records.
 
         Args:
-            how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `DISCARDED` or `SKIPPED_BY_HAND`.
+            how: `DELIVERED`, `DEAD_LETTER`, `FILTERED`, `SKIPPED`, `DISCARDED` or `SKIPPED_BY_HAND`.
             replies: The reply for each record that was not delivered; its `error` is the reason of a skip by hand.
             replay: Id of the replay job; otherwise empty.
         """

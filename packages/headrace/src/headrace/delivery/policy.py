@@ -4,12 +4,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from headrace.config.consumers import Action, RetryConfig
-from headrace.delivery.outcomes import Outcome, Reply
+from headrace.delivery.outcomes import FILTERED, Outcome, Reply
 from headrace.records import Record
 from headrace.runtime.chance import Random
 
 _LEAST_ROLLED_BACK = 4
 """Smaller deliveries are never rolled back, so that one bad record in a quiet topic repeats no other record."""
+_NOT_SENT = (Outcome.HANDED_OFF, Outcome.FILTERED)
+"""Outcomes of records that did not go to the destination."""
 Judged = Mapping[Outcome, Sequence[tuple[Record, Reply]]]
 """The records of one delivery by outcome, each with its reply."""
 
@@ -22,6 +24,7 @@ def judge(records: Sequence[Record], replies: Sequence[Reply], retry: RetryConfi
         if not reply.error:
             outcome = Outcome.DELIVERED if reply.reached else Outcome.HANDED_OFF
             outcome = Outcome.AWAITING_ACK if reply.awaiting_ack else outcome
+            outcome = Outcome.FILTERED if reply == FILTERED else outcome
         else:
             action = action_of(reply, retry)
             if action == "unavailable":
@@ -79,7 +82,7 @@ def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
     attempts.
     """
     above = retry.rollback_threshold_percent
-    size -= len(judged.get(Outcome.HANDED_OFF, ()))
+    size -= sum(len(judged.get(outcome, ())) for outcome in _NOT_SENT)
     failed = len(judged.get(Outcome.RETRY, ())) * 100
     if Outcome.UNAVAILABLE in judged or not failed or size < _LEAST_ROLLED_BACK:
         return False
@@ -87,10 +90,10 @@ def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
 
 
 def _rolled_back(judged: Judged, records: Sequence[Record], replies: Sequence[Reply]) -> Judged:
-    handed_off = judged.get(Outcome.HANDED_OFF, ())
-    completed = {record.offset for record, _ in handed_off}
+    kept = {outcome: judged[outcome] for outcome in _NOT_SENT if judged.get(outcome)}
+    completed = {record.offset for pairs in kept.values() for record, _ in pairs}
     both = zip(records, replies, strict=True)
     whole: dict[Outcome, Sequence[tuple[Record, Reply]]] = {
         Outcome.ROLL_BACK: [(record, reply) for record, reply in both if record.offset not in completed]
     }
-    return {**whole, Outcome.HANDED_OFF: handed_off} if handed_off else whole
+    return whole | kept

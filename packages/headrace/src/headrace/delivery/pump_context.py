@@ -19,6 +19,7 @@ _NAMES = {
     Outcome.HANDED_OFF: "handed_off",
     Outcome.DEAD_LETTER: "dead_letters",
     Outcome.DELAYED: "delayed",
+    Outcome.FILTERED: "filtered",
     Outcome.SKIPPED: "skipped",
     Outcome.SKIPPED_BY_HAND: "skipped_by_hand",
     Outcome.DISCARDED: "discarded",

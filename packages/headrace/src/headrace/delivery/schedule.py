@@ -47,7 +47,7 @@ _TAKEN = [ACK]
 _NOTHING = Batch(RecordBatch.of(()))
 Result = Sequence[Reply] | DeliveryError
 """What `Destination.deliver` returns or raises."""
-_COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
+_COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.FILTERED, Outcome.SKIPPED)
 
 
 class _LaneWork(WorkInFlight):

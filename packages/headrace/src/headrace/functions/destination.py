@@ -16,7 +16,6 @@ from headrace.delivery.outcomes import (
     NOT_BEGUN,
     REPLAY,
     Delivery,
-    Destination,
     PartitionListener,
     Reply,
     in_turn,
@@ -462,27 +461,3 @@ def _attempts_in_order(trigger: Trigger) -> float:
     if trigger.ordering != "partition" or "retry" not in (retry.action_of_error(""), *retry.errors.values()):
         return 0
     return math.inf if trigger.on_failure == "stop" else retry.attempts
-
-
-class RecordSizeLimit:
-    """Passes records up to a size to a destination; a larger one fails for good, so the failure policy decides.
-
-    Kafka's client cannot skip such a record, because a broker always sends the first batch of a partition.
-    """
-
-    def __init__(self, destination: Destination, most_bytes: int) -> None:
-        self._destination = destination
-        self._most_bytes = most_bytes
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        records = RecordBatch.of(delivery.records)
-        small = [index for index, size in enumerate(records.sizes) if size <= self._most_bytes]
-        if len(small) == len(records):
-            return await self._destination.deliver(delivery)
-        text = f"key and value have %d bytes, more than fetchMax ({self._most_bytes})"
-        replies = [Reply("RecordTooLarge", text % size, reached=False, permanent=True) for size in records.sizes]
-        if small:
-            others = await self._destination.deliver(delivery._replace(records=records.select(small)))
-            for index, reply in zip(small, others, strict=True):
-                replies[index] = reply
-        return replies

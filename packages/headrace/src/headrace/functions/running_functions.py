@@ -4,15 +4,16 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, condition_of
 from headrace.consumers.consumer_set import INTERNAL, ConsumerSet
 from headrace.consumers.running_consumer import RunningConsumer
+from headrace.delivery.checked_destination import CheckedDestination, not_larger_than, younger_than
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import CommitPace, PumpHooks
 from headrace.errors import FunctionInvalid
-from headrace.functions.destination import FunctionDestination, RecordSizeLimit
+from headrace.functions.destination import FunctionDestination
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.reload import FunctionReload
@@ -212,7 +213,7 @@ class RunningFunctions:
         self, trigger: KafkaTrigger, workers: FunctionService, held: HeldOutputs | None
     ) -> tuple[Destination, PumpHooks]:
         """Make the destination of a trigger, and the hooks of its pump."""
-        context, limit = self._context, trigger.kafka.fetch_max
+        context, kafka = self._context, trigger.kafka
         function = self._destination(trigger, workers, held)
         hooks = PumpHooks(
             on_completed=context.on_completed("STREAMING_CONSUMER", trigger.group),
@@ -224,4 +225,7 @@ class RunningFunctions:
                 trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,
             ),
         )
-        return RecordSizeLimit(function, limit) if limit else function, hooks
+        checks = [condition_of(kafka.where)] if kafka.where else []
+        checks += [not_larger_than(kafka.fetch_max)] if kafka.fetch_max else []
+        checks += [younger_than(kafka.max_age, context.clock)] if kafka.max_age else []
+        return CheckedDestination(function, checks) if checks else function, hooks

@@ -31,7 +31,7 @@ from headrace.runtime.failpoints import reach
 TO_TOPIC_FLOW = FlowControl()
 _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
 _MAPS_CHARACTERS = 500_000
-_COUNTED = ("delivered", "dead_letters", "discarded", "skipped", "redeliveries", "refusals")
+_COUNTED = ("delivered", "dead_letters", "discarded", "filtered", "skipped", "redeliveries", "refusals")
 _NOT_OUTCOMES = ("redeliveries", "refusals")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from headrace.config.consumers import DeliveryConfig, fit_retry_topics
+from headrace.config.consumers import DeliveryConfig, Where, fit_condition, fit_retry_topics
 from headrace.config.explain import explain
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity, warnings_of
@@ -72,6 +72,9 @@ class KafkaAttributes(FilePart):
     fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 1_048_576
     fetch_max: Whole = 0
     """Bytes of the largest record that a worker gets; 0 for no limit."""
+    where: Where = ""
+    max_age: Limit | None = None
+    """Seconds from which a record is too old for a delivery; None for no limit."""
     ack_window_size: Whole = 0
     """Records by which the committed offset stays behind the completed ones."""
     admin_timeout: Limit | None = None
@@ -169,6 +172,7 @@ class KafkaTrigger(Trigger):
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
                 raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
+        fit_condition(self.kafka.where, self.value_format)
         longest = self.kafka.max_processing_time  # without a completed record the partition is not fetched any more
         if self.batch.mode == "enable" and self.batch.timeout >= longest:
             text = f"batch.timeout is {self.batch.timeout:g}s, and maxProcessingTime {longest:g}s"

@@ -5,9 +5,11 @@ import logging
 from collections.abc import Callable
 
 from headrace.config.backend import BackendConfig
-from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.consumers import ReactiveConsumerConfig, condition_of
 from headrace.consumers.consumer_set import ConsumerSet
 from headrace.consumers.running_consumer import RunningConsumer
+from headrace.delivery.checked_destination import CheckedDestination, younger_than
+from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.kafka import ReadPolicy, Subscription
@@ -56,7 +58,7 @@ class ReactiveConsumers:
             log.warning("%s: %s", label, warning)
         tls, destination = self._backend(label, name, reactive)
         filtered = self._consumers.filters.get(name)
-        delivers = filtered(destination) if filtered else destination
+        delivers = self._checked(reactive, filtered(destination) if filtered else destination)
         dead_letters = self._consumers.dead_letters(reactive.dead_letter, {topic: topic for topic in reactive.topics})
         matches = self._matches(reactive)
         offsets_of = (
@@ -127,6 +129,12 @@ class ReactiveConsumers:
         return tls, HttpDestination(
             name, backend, reactive.retry, payloads, clock, tls_context, reactive.max_response_bytes, rows=rows
         )
+
+    def _checked(self, reactive: ReactiveConsumerConfig, destination: Destination) -> Destination:
+        checks = [condition_of(reactive.where)] if reactive.where else []
+        if reactive.max_age_seconds:
+            checks.append(younger_than(reactive.max_age_seconds, self._context.clock))
+        return CheckedDestination(destination, checks) if checks else destination
 
     def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
         if backend.health is None:

@@ -42,6 +42,7 @@ STEERING = (
     "/close-query",
     "/tables/",
     "/schemas/",
+    "/v1.0",
 )
 """Where what is asked for by chance is not there, so that it is only seldom answered with a success."""
 NOT_SENT = ("createTopic", "shutDown", "getOpenApi", "getSpecification")

@@ -78,7 +78,11 @@ def test_a_topic_is_created_described_changed_and_deleted(ask: Ask, topic: MakeT
     ]
     assert ask("GET", f"/topics/{name}").body == shown
     assert ask("PATCH", f"/topics/{name}", change).body == {**preview, "dry_run": False}
-    configs = {one["name"]: one for one in ask("GET", f"/topics/{name}/configs").body["configs"]}
+    end = time.monotonic() + 30  # the controller has the change before each broker
+    while True:
+        configs = {one["name"]: one for one in ask("GET", f"/topics/{name}/configs").body["configs"]}
+        if configs["cleanup.policy"]["value"] == "compact" or time.monotonic() > end:
+            break
     assert (configs["cleanup.policy"]["value"], configs["cleanup.policy"]["source"]) == (
         "compact",
         "dynamic_topic_config",

@@ -4,6 +4,42 @@ from __future__ import annotations
 
 from headrace.records import Header
 
+_ADDED = {
+    "connect": (
+        "__connect.errors.",
+        {
+            "connector.name": "lake",
+            "task.id": "0",
+            "stage": "VALUE_CONVERTER",
+            "class.name": "org.apache.kafka.connect.json.JsonConverter",
+            "exception.class.name": "org.apache.kafka.connect.errors.DataException",
+            "exception.message": "Converting byte[] failed",
+            "exception.stacktrace": "org.apache...\n\tat Json",
+        },
+    ),
+    "streams": (
+        "__streams.errors.",
+        {
+            "exception": "java.lang.ArithmeticException: / by zero",
+            "message": "/ by zero",
+            "stacktrace": "java...\n\tat App",
+        },
+    ),
+    "share": (
+        "__dlq.errors.",
+        {"group": "work", "delivery.count": "5", "message": "Offset delivery count exceeded the threshold."},
+    ),
+    "smallrye": (
+        "dead-letter-",
+        {
+            "exception-class-name": "java.util.concurrent.CompletionException",
+            "reason": "wrapped",
+            "cause-class-name": "com.acme.NoStock",
+            "cause": "no stock of 7",
+        },
+    ),
+}
+"""The beginning of the names, and what is beside the position, of writers whose headers are all text."""
 WRITERS = ("spring", "spring-retry", "connect", "streams", "share", "smallrye")
 
 
@@ -28,39 +64,5 @@ def written_by(writer: str, topic: str, partition: int, offset: int) -> list[Hea
             *((f"{start}exception-{name}", text.encode()) for name, text in failure.items()),
             *retried,
         ]
-    start, added = {
-        "connect": (
-            "__connect.errors.",
-            {
-                "connector.name": "lake",
-                "task.id": "0",
-                "stage": "VALUE_CONVERTER",
-                "class.name": "org.apache.kafka.connect.json.JsonConverter",
-                "exception.class.name": "org.apache.kafka.connect.errors.DataException",
-                "exception.message": "Converting byte[] failed",
-                "exception.stacktrace": "org.apache...\n\tat Json",
-            },
-        ),
-        "streams": (
-            "__streams.errors.",
-            {
-                "exception": "java.lang.ArithmeticException: / by zero",
-                "message": "/ by zero",
-                "stacktrace": "java...\n\tat App",
-            },
-        ),
-        "share": (
-            "__dlq.errors.",
-            {"group": "work", "delivery.count": "5", "message": "Offset delivery count exceeded the threshold."},
-        ),
-        "smallrye": (
-            "dead-letter-",
-            {
-                "exception-class-name": "java.util.concurrent.CompletionException",
-                "reason": "wrapped",
-                "cause-class-name": "com.acme.NoStock",
-                "cause": "no stock of 7",
-            },
-        ),
-    }[writer]
+    start, added = _ADDED[writer]
     return [(start + name, text.encode()) for name, text in {**position, **added}.items()]

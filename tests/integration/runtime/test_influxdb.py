@@ -70,7 +70,7 @@ def test_every_metric_and_light_4j_s_arrive_again_after_an_outage(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, influx: InfluxServer
 ) -> None:
     """The outage costs two lines in the log; counters of that time are in the first push after it."""
-    influxdb = {"url": f"{influx.url}/write?db=metrics&precision=ms", "token": TOKEN, "interval_seconds": 1}
+    influxdb = {"url": f"{influx.url}/write?db=metrics&precision=ms", "token": TOKEN, "interval_seconds": 4}
     process = headrace({**site.config, "metrics": {"influxdb": influxdb}, "audit": {"to": "none"}})
     name = topic(1)
     for _ in range(3):

@@ -60,7 +60,7 @@ _LASTING = (
     (re.compile(r"\[([A-Z_.]+)\][^\[]*SQLSTATE: 22"), "", _DATA_ADVICE),
     (re.compile(r"errors\.(RecordTooLarge|InvalidRecord)Exception: (?P<text>.*)"), "", _RECORD_ADVICE),
     (re.compile(r"\[(STREAMING_REAL_TIME_MODE[A-Z_.]*)\]"), "", _MODE_ADVICE),
-    (re.compile(r"\[([A-Z_.]+)\] (?P<text>.*?) SQLSTATE: (?:42K02|0A)"), "", _FORMAT_ADVICE),
+    (re.compile(r"\[([A-Z_.]+)\] (?P<text>.*?) SQLSTATE: 42K02"), "", _FORMAT_ADVICE),
     (re.compile(r"(?P<text>Data source \S+ does not support streamed writing)"), "NOT_STREAMED", _FORMAT_ADVICE),
 )
 """Permanent errors of a running flow, which a restart would only repeat: their pattern, name, and what to do."""

@@ -139,7 +139,7 @@ def _block(topic: str, found: DeadLetterRecord) -> str:
     named = ("group", "attempts", "redrives", "first_failure", "last_failure", "error", "status", "reason")
     lines = {
         "dead letter": f"{topic}-{found.partition} offset {found.offset}{', completed' * found.completed}",
-        "writer": found.writer.removeprefix("headrace"),
+        "writer": "" if found.writer == "headrace" else found.writer,
         "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
         **{name.replace("_", " "): fields[name] for name in named},
         **{f"result {name}": text for name, text in msgspec.to_builtins(found.result).items()},

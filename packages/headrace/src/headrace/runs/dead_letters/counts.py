@@ -55,7 +55,7 @@ class DeadLetterTopics:
         for consumer in self._consumers:
             for origin in {*consumer.topics, *filter(fits_any(consumer.topic_patterns), sizes)}:
                 writers.setdefault(consumer.dead_letter.topic_for(origin), consumer)
-        chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in {**writers, **self._foreign})
+        chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in writers or name in self._foreign)
         return {name: (sizes[name], writers.get(name)) for name in chosen}
 
     async def counts(self, only: str | None = None) -> list[DeadLetterCount]:
